@@ -785,7 +785,7 @@ forecast = play(DecodesFirst(CHUNK), crowd, pace_here)
 figures = {
     "longest gap of the answer": lambda run: max(run.records[0].itls_s),
     "last first token": lambda run: max(r.ttft_s for r in run.records[1:]),
-    "everything done": lambda run: max(r.finished_s for r in run.records),
+    "answer done": lambda run: run.records[0].latency_s,
 }
 for name, figure_of in figures.items():
     said, was = figure_of(forecast), figure_of(chunked)
@@ -1522,9 +1522,9 @@ from twophase_labs.scheduling.ahead import Device, Stream
 def serve_ahead(device, streams):
     """Decode all `streams` to their ends, at most one step ahead of the device. Returns nothing.
 
-    device.launch(names) starts a step that computes a token for each of these names, and returns at once; a token that
-    is in flight is a placeholder there. device.wait() waits for the oldest launched step and returns its tokens, a dict
-    from name to token. Two steps at most may be launched and not waited for. device.free(name) gives the blocks of a
+    device.launch starts a step that computes a token for each name of a list, and returns at once; a token that is in
+    flight is a placeholder there. device.wait() waits for the oldest launched step and returns its tokens, a dict from
+    name to token. Two steps at most may be launched and not waited for. device.free(name) gives the blocks of a
     stream back: once, when it has ended and no launched step computes it any more.
     A stream has `name`, `max_tokens`, `tokens` (the known ones: a list to append to), `is_guided` (it is launched only
     when none of its tokens is in flight) and `has_ended`: by its last known token, or max_tokens. A step has every
@@ -1594,9 +1594,9 @@ ahead.draw_timeline(devices, num_steps=7)
 
 # %% [markdown]
 # **Read the result.** Ahead, the host plans under the running step, and the device goes from one step to the next. The
-# price is a token for each stream that ends by a stop token. The bubbles that are left belong to the guided answer: it
-# misses every second step, and the steps of the end, when it runs alone, wait for it. Nothing here speeds up the
-# scheduler; its time is hidden.
+# price is a token for each stream that ends by a stop token. The bubbles that are left belong to the guided answer: it is
+# in every second step only, so it ends last, and when it runs alone, each of its steps waits for a plan. Nothing here
+# speeds up the scheduler; its time is hidden.
 #
 # Most bugs of this mechanism are of three kinds: a placeholder taken for a token
 # ([vLLM #46899](https://github.com/vllm-project/vllm/pull/46899)), a block given back while a step in flight still

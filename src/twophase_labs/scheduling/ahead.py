@@ -155,7 +155,7 @@ def serve_step_by_step(device: Device, streams: Sequence[Stream]) -> None:
 
 def six_answers() -> tuple[Device, list[Stream]]:
     """Three end by a stop token, three by their length; the last is guided."""
-    lengths, stopped = {"A": 6, "B": 9, "C": 12, "D": 12, "E": 14, "F": 8}, "ABC"
+    lengths, stopped = {"A": 6, "B": 9, "C": 12, "D": 12, "E": 14, "F": 11}, "ABC"
     scripts = {name: [*range(1, length), STOP if name in stopped else length] for name, length in lengths.items()}
     streams = [Stream(name, 16 if name in stopped else length, name == "F") for name, length in lengths.items()]
     return Device(scripts, guided="F"), streams
@@ -169,7 +169,7 @@ def draw_timeline(devices: Mapping[str, Device], num_steps: int) -> Figure:
         shown = device.steps[:num_steps]
         axes.barh(1, shown[-1].end_ms - shown[0].start_ms, 0.7, left=shown[0].start_ms, color=EMPTY, edgecolor=LINE)
         for number, step in enumerate(shown):
-            axes.barh(0, device.plan_ms, 0.7, left=step.planned_ms, color="white", edgecolor=INK, hatch="///")
+            axes.barh(0, device.plan_ms, 0.7, left=step.planned_ms, color="white", edgecolor=INK)
             axes.barh(1, device.run_ms, 0.7, left=step.start_ms, color=DECODE, edgecolor="white")
             for row, left, width in ((0, step.planned_ms, device.plan_ms), (1, step.start_ms, device.run_ms)):
                 axes.text(left + width / 2, row, str(number), ha="center", va="center", fontsize=8, color=INK)

@@ -12,7 +12,7 @@ AHEAD.objective = "plan a step whose input tokens are still placeholders"
 AHEAD.hints = (
     "Keep a queue of the launched steps, each a list of names. In each round launch what may be launched, and wait "
     "once two steps are in flight, or when nothing could be launched.",
-    "A stream's known tokens and those in flight together must not exceed max_tokens. After a wait, look at each "
+    "The tokens that a stream has and those in flight together must not exceed max_tokens. After a wait, look at each "
     "stream that still holds blocks: append its token unless it has ended; free it if it has ended and no launched "
     "step has it.",
     "in_flight, left = deque(), list(streams)\n"
