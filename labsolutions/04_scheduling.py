@@ -1594,9 +1594,10 @@ ahead.draw_timeline(devices, num_steps=7)
 
 # %% [markdown]
 # **Read the result.** Ahead, the host plans under the running step, and the device goes from one step to the next. The
-# price is a token for each stream that ends by a stop token. The bubbles that are left belong to the guided answer: it is
-# in every second step only, so it ends last, and when it runs alone, each of its steps waits for a plan. Nothing here
-# speeds up the scheduler; its time is hidden.
+# price is a token for each stream that ends by a stop token, and time for the guided answer, which is in every second
+# step only. (vLLM does better: it launches the guided stream as well, and computes the mask while the step runs, [in
+# time for the sampling](https://github.com/vllm-project/vllm/pull/26866).) Nothing here speeds up the scheduler; its
+# time is hidden.
 #
 # Most bugs of this mechanism are of three kinds: a placeholder taken for a token
 # ([vLLM #46899](https://github.com/vllm-project/vllm/pull/46899)), a block given back while a step in flight still
@@ -1609,8 +1610,8 @@ ahead.draw_timeline(devices, num_steps=7)
 # > version](https://github.com/vllm-project/vllm/pull/19970) in vLLM named the "output placeholder". By roofline, 1 ms
 # > of planning is 22 % of a decode step of an 8B model on an H100.
 #
-# **Takeaway.** With 1 ms of planning beside steps of 4.5 ms, planning ahead removes all bubbles but those of the guided
-# answer, for one dropped token per stop token, and the tokens stay the same.
+# **Takeaway.** With 1 ms of planning beside steps of 4.5 ms, planning ahead removes all 13 bubbles of six answers, for
+# three dropped tokens, one per stop token, and the tokens stay the same.
 
 # %% [markdown]
 # ## 10. The challenge

@@ -155,7 +155,7 @@ def serve_step_by_step(device: Device, streams: Sequence[Stream]) -> None:
 
 def six_answers() -> tuple[Device, list[Stream]]:
     """Three end by a stop token, three by their length; the last is guided."""
-    lengths, stopped = {"A": 6, "B": 9, "C": 12, "D": 12, "E": 14, "F": 11}, "ABC"
+    lengths, stopped = {"A": 6, "B": 9, "C": 12, "D": 12, "E": 14, "F": 8}, "ABC"
     scripts = {name: [*range(1, length), STOP if name in stopped else length] for name, length in lengths.items()}
     streams = [Stream(name, 16 if name in stopped else length, name == "F") for name, length in lengths.items()]
     return Device(scripts, guided="F"), streams
