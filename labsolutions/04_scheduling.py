@@ -153,7 +153,7 @@ plt.show()
 
 # %% [markdown]
 # ## 2. Batches
-# <!-- minutes: 19 -->
+# <!-- minutes: 15 + 4 -->
 #
 # Lab 3 measured why requests are computed together: a decode step reads all the weights, whether for one sequence or
 # for sixteen. Which requests go together, and when? The oldest answer is to take all requests that are waiting, compute
@@ -270,6 +270,22 @@ together = {"static": static, "continuous": iteration_level([0] * 8, lengths, 4)
 batch_pictures.draw_slots(together, 4)
 
 # %% [markdown]
+# Static batching wastes batch slots even in offline work, where no client waits: 4.1 was such a case.
+#
+# **Takeaway.** With lengths of 1 to 200 and batches of 8, static batching leaves 44 % of the slots empty; deciding
+# again before every step fills them as soon as they are free.
+
+# %% [markdown]
+# > **In production, 2026.** Nothing to switch on: continuous batching is the only mode of vLLM and SGLang. TensorRT-LLM
+# > calls it in-flight batching and lists
+# > [`STATIC_BATCH`](https://nvidia.github.io/TensorRT-LLM/performance/performance-tuning-guide/useful-runtime-flags.html)
+# > as a legacy mode, not recommended for production. By roofline, a decode step of an 8B model in bf16 on an H100 takes
+# > 4.5 ms, in which it reads 15 GB of weights. With 56 % of the slots in use, those 15 GB serve 4.5 sequences on
+# > average instead of 8.
+
+# %% [markdown]
+# ### Going further: dynamic batching
+#
 # **Your function against the real scheduler**, in the simulator, with steps of one second: 24 requests with prompts of
 # one token arrive over time and share four batch slots. The policies are the engine's own.
 
@@ -311,19 +327,6 @@ for name, policy in policies.items():
 # **Read the result.** (The use of slots counts only steps in which the machine ran.) Waiting for more requests buys
 # fuller batches, until the waiting itself costs more than it saves. Neither time-out helps against the long answer that
 # holds up a whole batch.
-#
-# Static batching wastes batch slots even in offline work, where no client waits: 4.1 was such a case.
-#
-# **Takeaway.** With lengths of 1 to 200 and batches of 8, static batching leaves 44 % of the slots empty; in the trace
-# of 24 requests, deciding before every step cuts the mean wait from 14.5 to 0.9 s (a step is 1 s).
-
-# %% [markdown]
-# > **In production, 2026.** Nothing to switch on: continuous batching is the only mode of vLLM and SGLang. TensorRT-LLM
-# > calls it in-flight batching and lists
-# > [`STATIC_BATCH`](https://nvidia.github.io/TensorRT-LLM/performance/performance-tuning-guide/useful-runtime-flags.html)
-# > as a legacy mode, not recommended for production. By roofline, a decode step of an 8B model in bf16 on an H100 takes
-# > 4.5 ms, in which it reads 15 GB of weights. With 56 % of the slots in use, those 15 GB serve 4.5 sequences on
-# > average instead of 8.
 
 # %% [markdown]
 # ## 3. A scheduler that stops
@@ -463,7 +466,7 @@ except PolicyError as error:
 
 # %% [markdown]
 # ## 4. Your policy in the engine
-# <!-- minutes: 21 -->
+# <!-- minutes: 22 -->
 #
 # The engine separates two things. **What must never go wrong** (blocks, slots, budgets, legal states, preemption) is
 # up to the scheduler, which keeps it right whatever is planned. **What is a choice**, which sequence goes first and how
@@ -656,7 +659,7 @@ show_source(decodes_and_begun)
 
 # %% [markdown]
 # ## 5. Swim lanes
-# <!-- minutes: 14 + 3 -->
+# <!-- minutes: 11 + 8 -->
 #
 # What does an order do to each request? A diagram of **swim lanes** has a row per request, which shows when it waited,
 # when its prompt was computed, and when it was decoding. We begin in the simulator, with round times: a step takes 10
@@ -667,6 +670,7 @@ show_source(decodes_and_begun)
 
 # %%
 # NBVAL_CHECK_OUTPUT
+from twophase_features.policies.request_level import StaticPolicy
 from twophase_features.policies.round_robin import RotatingPolicy
 from twophase_tools.load.pictures import draw_lane_panels
 
@@ -798,7 +802,23 @@ for name, figure_of in figures.items():
 # fits more terms than these two to a machine.)
 
 # %% [markdown]
-# ### Convoys
+# > **In production, 2026.** vLLM [chunks by
+# > default](https://docs.vllm.ai/en/stable/api/vllm/config/scheduler/); its loop goes by the order of `running`
+# > (section 4). `max_num_batched_tokens` bounds the step. Against convoys, `long_prefill_token_threshold` bounds the
+# > chunk of one long prompt in a step; it is 0, off, by default. SGLang separates the phases unless
+# > [`--enable-mixed-chunk`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
+# > is set: a step is either prefill or decodes, and [prefill goes
+# > first](https://github.com/sgl-project/sglang/blob/d51c1c21d1ac07cd5d1de9ead6c99087d8428e79/python/sglang/srt/managers/scheduler.py);
+# > `--prefill-decode-interval` (0, off) puts so many decode steps between two prefills.
+# > By roofline, a chunk of 8,192 tokens of an 8B model in bf16 is 131 TFLOP, 0.13 s at an H100's 989 TFLOP/s: that is
+# > the gap that such a step makes; one of 512 tokens takes 8.3 ms.
+#
+# **Takeaway.** Chunks do not shorten a queue: in round numbers, B's first token comes after 290 ms with prompts first,
+# 340 with chunks by arrival, and 75 when the chunks are served round-robin. What chunks bound is the gap of the
+# answers.
+
+# %% [markdown]
+# ### Going further: convoys
 #
 # A prompt of 12,000 tokens is being computed, with at most 256 tokens a step, decodes first. A step takes 20 ms, 0.2 ms
 # more per token, and 20 ns per query-key pair. Behind the prompt, a short question arrives every half second. By
@@ -843,22 +863,6 @@ for name, policy in {"by arrival": DecodesFirst(256), "round-robin": RotatingPol
 # %% [markdown]
 # Equal prompts that are served round-robin all end together, as late as the last of them would in order of arrival.
 # Round-robin helps short prompts among long ones, and nothing else.
-#
-# > **In production, 2026.** vLLM [chunks by
-# > default](https://docs.vllm.ai/en/stable/api/vllm/config/scheduler/); its loop goes by the order of `running`
-# > (section 4). `max_num_batched_tokens` bounds the step. Against convoys, `long_prefill_token_threshold` bounds the
-# > chunk of one long prompt in a step; it is 0, off, by default. SGLang separates the phases unless
-# > [`--enable-mixed-chunk`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
-# > is set: a step is either prefill or decodes, and [prefill goes
-# > first](https://github.com/sgl-project/sglang/blob/d51c1c21d1ac07cd5d1de9ead6c99087d8428e79/python/sglang/srt/managers/scheduler.py);
-# > `--prefill-decode-interval` (0, off) puts so many decode steps between two prefills.
-# > By roofline, a chunk of 8,192 tokens of an 8B model in bf16 is 131 TFLOP, 0.13 s at an H100's 989 TFLOP/s: that is
-# > the gap that such a step makes; one of 512 tokens takes 8.3 ms.
-
-# %% [markdown]
-# **Takeaway.** Behind a prompt of 12,000 tokens in chunks of 256, questions wait 1.22 s on average by arrival, 3.12 s
-# with chunks of 64, and 0.13 s round-robin; four equal prompts wait 1.34 s each round-robin, and 0.87 s on average by
-# arrival.
 
 # %% [markdown]
 # ### Going further: how large a chunk
@@ -1367,7 +1371,7 @@ print(f"as fast as computing: {as_fast / 1e9:.1f} GB/s")
 
 # %% [markdown]
 # ## 8. Which request goes first
-# <!-- minutes: 9 + 3 -->
+# <!-- minutes: 7 + 5 -->
 #
 # The answer to a chat is read as it appears; another request is one of ten thousand that a nightly job needs by the
 # morning. So requests have a **priority** (here smaller is better): better ones are admitted first and preempted last.
@@ -1410,6 +1414,8 @@ for name, records in orders.items():
     print(f"{name:14} longest wait: chats {max(people):4.1f} s, batch job {max(batch):4.1f} s")
 
 # %%
+from twophase_labs.scheduling import fairness_pictures
+
 fairness_pictures.draw_waits(orders)
 plt.show()
 
@@ -1421,7 +1427,17 @@ plt.show()
 # earliest deadline first sorts by the arrival plus the time allowed.
 
 # %% [markdown]
-# ### Tenants
+# > **In production, 2026.** By default all three engines serve in order of arrival; vLLM's `policy` and SGLang's
+# > [`--enable-priority-scheduling`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
+# > switch to strict priorities, without ageing. By roofline, steps are much shorter on an H100, 4.5 ms for a decode
+# > step of an 8B model in bf16; but the order of a queue does not depend on that, and neither does starvation.
+
+# %% [markdown]
+# **Takeaway.** Ageing with a patience of 5 s cuts the batch job's longest wait from 58.9 s to 12.5 s, and raises the
+# chats' from 5.9 s to 7.7 s.
+
+# %% [markdown]
+# ### Going further: tenants
 #
 # Priorities say nothing about *how much* each tenant may take. One sends 200 requests at once; another sends one every
 # second. `FairPolicy` counts the tokens served for each tenant, and admits the next request from the one that was
@@ -1437,16 +1453,6 @@ for name, policy in {"by arrival": PriorityPolicy(), "fair shares": FairPolicy()
     waits = {who: [r.ttft_s for r in records if r.request_id.startswith(who)] for who in ("greedy", "modest")}
     told = ", ".join(f"{who} {statistics.mean(ttfts):4.1f} s" for who, ttfts in waits.items())
     print(f"{name:12} time to first token, mean: {told}; all done after {max(r.finished_s for r in records):.1f} s")
-
-# %% [markdown]
-# > **In production, 2026.** By default all three engines serve in order of arrival; vLLM's `policy` and SGLang's
-# > [`--enable-priority-scheduling`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
-# > switch to strict priorities, without ageing. By roofline, steps are much shorter on an H100, 4.5 ms for a decode
-# > step of an 8B model in bf16; but the order of a queue does not depend on that, and neither does starvation.
-
-# %% [markdown]
-# **Takeaway.** Ageing with a patience of 5 s cuts the batch job's longest wait from 58.9 s to 12.5 s, and raises the
-# chats' from 5.9 s to 7.7 s; fair shares cut the modest tenant's mean wait from 18.3 s to 0.7 s.
 
 # %% [markdown]
 # ### Going further: what to watch
@@ -1634,7 +1640,7 @@ ahead.draw_timeline(devices, num_steps=7)
 
 # %% tags=["setup"]
 from twophase.scheduling.policy import by_priority, decodes_and_begun, decodes_first
-from twophase_features.policies.whole_prompts import PrefillFirstPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 from twophase_labs.scheduling import challenge
 
 # %%

@@ -53,7 +53,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. Prefix caching: what need not be computed twice
-# <!-- minutes: 41 -->
+# <!-- minutes: 46 -->
 #
 # Requests begin alike. There is the system prompt of a service, the examples in front of every task, the document that
 # ten questions are about, and the conversation so far, which each new message sends again. K and V of a token depend on
@@ -1477,7 +1477,7 @@ for name, chosen in given.items():
 
 # %% [markdown]
 # ## 5. Capstone: your parts in one engine
-# <!-- minutes: 18 -->
+# <!-- minutes: 19 -->
 #
 # You have a prefix store and its hashes (5.1, 5.2), a drafter and a verifier (5.4, 5.5), and masks (5.7, 5.8). Here
 # they serve one workload together, in the real engine. Four requests begin with the same handbook. Two ask for a

@@ -123,7 +123,7 @@ def draw_tree(tree: Tree, mask: Bool[Tensor, "N N"], path: Sequence[int], texts:
     left.spines[:].set_visible(False)
     right.imshow(mask, cmap="Greys", vmin=0, vmax=1.4)
     right.set(xticks=range(len(depths)), yticks=range(len(depths)), xlabel="key: node", ylabel="query: node")
-    right.set_title("Who sees whom", loc="left", fontsize=11)
+    right.set_title("The mask: which nodes a node sees", loc="left", fontsize=11)
     figure.tight_layout()
     plt.close(figure)
     return figure
