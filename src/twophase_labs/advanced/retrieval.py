@@ -10,7 +10,7 @@ from twophase_tools.bench.perplexity import prose
 NUM_PASSAGES, PASSAGE_CHARACTERS = 8, 240
 FACT = "The secret number of the lighthouse is 73914."
 QUESTION = "To repeat: The secret number of the lighthouse is"
-IN_OTHER_WORDS = "Which code did the keeper of the tower hide?"
+IN_OTHER_WORDS = "What is the hidden code of the tower on the coast?"
 PARAMS = SamplingParams(temperature=0, max_tokens=6)
 
 
