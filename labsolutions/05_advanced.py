@@ -890,7 +890,7 @@ draft_tree.draw_tree(tree, tree_mask(tree.parents), path, node_texts)
 
 # %% [markdown]
 # **Read the result.** Most passes yield several tokens, and all of them are the model's own. The tree needs a few
-# passes less than the chain, for three times as many rows in each; on a GPU these rows are free, on this CPU they are
+# passes less than the chain, for 11 rows instead of 4 in each; on a GPU these rows are free, on this CPU they are
 # not. How to spend a budget of rows, deep or wide, depends on how sure the drafter is: EAGLE-2 grows its tree where its
 # own probabilities are high. The engine here drafts chains only. (With sampling, the children of a node are tried one
 # after the other by your rule of 5.5, each against what the ones before it have left of p.)
