@@ -1,15 +1,14 @@
 # %% [markdown]
 # # Lab 5: more from one engine
 #
-# Four labs built an engine that computes every token of every request, once, in order, against all of the past. Any
-# part of that sentence can be given up, and one of them the engine has given up, by default, since lab 1. The first
-# cell shows which: two requests about one document, one after the other, with exact answers.
+# Four labs built an engine that computes every token of every request, once, in order, against all of the past. Each of
+# these properties can be relaxed. One of them has been since lab 1, by default. The first cell shows which: two
+# requests about one document, one after the other, with exact answers.
 
 # %%
 import torch
 
-from twophase_labs.advanced.prefix_service import first_token, shared_engine
-from twophase_labs.advanced.prefix_times import DOCUMENT, QUESTION, prompt_of
+from twophase_labs.advanced.prefix_service import DOCUMENT, QUESTION, first_token, prompt_of, shared_engine
 
 torch.set_num_threads(1)
 llm, document = shared_engine(), prompt_of(10_000, DOCUMENT)  # SmolLM2; 480 tokens
@@ -31,7 +30,7 @@ for name, question in (("first", 20_000), ("second", 30_000)):
 # **After this lab you can**
 #
 # - share computed prefixes between requests, overwrite them in a safe order, and keep tenants apart;
-# - draft tokens and verify them so that the output does not show it, and say when drafting loses;
+# - draft tokens, in a chain or in a tree, and verify them so that the output does not show it; say when drafting loses;
 # - force a model to write what a program can read, token by token;
 # - let a sequence grow in bounded memory, and say what it forgets.
 #
@@ -54,7 +53,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. Prefix caching: what need not be computed twice
-# <!-- minutes: 41 -->
+# <!-- minutes: 46 -->
 #
 # Requests begin alike. There is the system prompt of a service, the examples in front of every task, the document that
 # ten questions are about, and the conversation so far, which each new message sends again. K and V of a token depend on
@@ -63,8 +62,8 @@ torch.set_num_threads(1)
 # block can be in two block tables.
 #
 # What is missing is a way to find it. Given a new prompt: is there a block with the K and V of its first 16 tokens? One
-# with those of the next 16, *behind these*? Blocks are named by a **hash chain**: a block's name is computed from the
-# name of the block before it and from its own tokens, and thus from everything that precedes it.
+# with those of the next 16, *behind these*? Blocks are found by a **hash chain**: a block's hash is computed from the
+# hash of the block before it and from its own tokens, and thus from everything that precedes it.
 
 # %%
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
@@ -86,10 +85,10 @@ figure = prefix_pictures.draw_chains(rows)
 
 # %% [markdown]
 # Blocks of four tokens here, and the first digits of the engine's own hashes. Ann and Ben share the framed blocks.
-# Cem's second block reads the same as theirs and has a different name: its K and V differ, because an earlier word
-# does. A block that is not full has no name: its owner will still write to it.
+# Cem's second block reads the same as theirs and has a different hash: its K and V differ, because an earlier word
+# does. A block that is not full has no hash: its owner will still write to it.
 #
-# **Think first.** What if the name of a block were made of its own tokens alone? What would the model do then?
+# **Think first.** What if the hash of a block were made of its own tokens alone? What would the model do then?
 
 # %% tags=["setup"]
 from twophase_labs.advanced.prefix_hashing import as_bytes, digest
@@ -108,12 +107,12 @@ from twophase_labs.advanced.prefix_hashing import as_bytes, digest
 
 # %% tags=["exercise:5.1"]
 def block_hashes(token_ids, block_size, salt=""):
-    num_full = len(token_ids) // block_size  # SOLUTION: how many blocks have a name
+    num_full = len(token_ids) // block_size  # SOLUTION: how many blocks have a hash
     parent = digest(salt.encode())  # SOLUTION: where the chain starts
     hashes = []
     for index in range(num_full):
         block = token_ids[index * block_size : (index + 1) * block_size]
-        parent = digest(parent + as_bytes(block))  # SOLUTION `parent + as_bytes(block)`: what the name is made of
+        parent = digest(parent + as_bytes(block))  # SOLUTION `parent + as_bytes(block)`: what the hash is made of
         hashes.append(parent)
     return hashes
 
@@ -126,14 +125,38 @@ check("5.1")
 # construct a text with the same hash as another client's, and be served the wrong K and V. vLLM had this weakness
 # (CVE-2025-25183). This engine uses a cryptographic digest, and still compares the tokens themselves at every hit.
 #
-# With the block's own tokens alone as its name, Cem would be given the second block of Ann: K and V that were computed
+# With a hash of the block's own tokens alone, Cem would be given the second block of Ann: K and V that were computed
 # behind "friendly". Nothing would fail. The model would go on from a past that Cem never wrote.
 #
-# <details><summary>Why not a tree?</summary>
-#
-# A radix tree splits where prompts differ, at any token, and its leaves are evicted first. A chain of block hashes
-# finds whole blocks only. That loses at most block_size - 1 tokens per prompt, and needs no tree.
-# </details>
+# **Why not a tree?** SGLang's RadixAttention keeps the tokens in a radix tree, which splits where prompts differ, at
+# any token. A chain of block hashes finds whole blocks only. How many tokens does it miss? Here are 500 made-up prompts
+# of 13 to 31 tokens with shared beginnings, where nothing is ever evicted:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+import random
+
+from twophase_labs.advanced import prefix_history
+
+block_hashes, chance = use("5.1"), random.Random(5)
+prompts = [prefix_history.made_up_prompt(chance) for _ in range(500)]
+print("block size   tokens found by the chain   by the tree   missed per prompt")
+for block_size in (4, 8, 16):
+    known_hashes, known_beginnings, by_chain, by_tree = set(), set(), 0, 0
+    for prompt in prompts:
+        hashes = block_hashes(prompt, block_size)
+        beginnings = {tuple(prompt[:end]) for end in range(1, len(prompt) + 1)}
+        by_chain += block_size * len(known_hashes.intersection(hashes))
+        by_tree += len(known_beginnings & beginnings)
+        known_hashes |= set(hashes)
+        known_beginnings |= beginnings
+    print(f"{block_size:>10} {by_chain:>27,} {by_tree:>13,} {(by_tree - by_chain) / len(prompts):>19.1f}")
+
+# %% [markdown]
+# **Read the result.** A chain loses at most block_size - 1 tokens per prompt. With prompts of thousands of tokens that
+# is nothing, and the chain needs no tree and no locks; with short shared beginnings and large blocks it loses most of
+# what there is to share. (Models with layers of several kinds may force large blocks: [528 tokens for one hybrid model
+# in vLLM](https://github.com/vllm-project/vllm/issues/40696), so that shorter prompts never had a hit.)
 
 # %% [markdown]
 # ### Find, share, overwrite
@@ -213,9 +236,7 @@ check("5.2")
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase_labs.advanced import prefix_history
-
-block_hashes, PrefixStore = use("5.1"), use("5.2")
+PrefixStore = use("5.2")
 found = prefix_history.play_both(PrefixStore(prefix_history.NUM_BLOCKS), block_hashes, num_requests=500)
 print("the hits agree for", sum(one == other for one, other in found), "of 500 requests")
 print("blocks found: the engine", sum(one for one, _ in found), "and you", sum(other for _, other in found))
@@ -235,9 +256,9 @@ show_source(CacheManager.close)
 #
 # <details><summary>Answer</summary>
 #
-# One that arrives while the first is still running. In your store, too, a name is found from the moment the block is
-# handed out, which is even too early (the capstone has to deal with that). An engine that named blocks only in `close`
-# would share nothing among requests that overlap in time, and under load most do.
+# One that arrives while the first is still running. In your store, too, a hash is found from the moment the block is
+# handed out, which is even too early (the capstone has to deal with that). An engine that published blocks only in
+# `close` would share nothing among requests that overlap in time, and under load most do.
 # </details>
 
 # %% [markdown]
@@ -274,10 +295,48 @@ token_bytes = 2 * 32 * 4096 * 2  # K and V, layers, width, 16 bits
 for name, num_common in (("nothing", 0), ("every token", 200), ("whole blocks of 16", 200 // 16 * 16)):
     num_held = 300 * (700 - num_common) + num_common
     print(f"shared: {name:18} {num_held * token_bytes / 1e9:6.2f} GB")
+print(
+    f"saved by every token: {299 * 200 * token_bytes / 1e9:.2f} GB, at 0.5 MB a token {299 * 200 * 0.5e6 / 1e9:.2f} GB"
+)
 
 # %% [markdown]
-# **Where it loses.** The price is small, a hash per block. But a prefix is a prefix *from the first token*. A service
-# puts the date and the client's name in front of its instructions:
+# (The last figure, 29.9 GB, is often printed: it takes a token for half a megabyte, and a token has 2^19 bytes.)
+#
+# **And the bandwidth?** Blocks are shared, and still every sequence reads all of them itself, in every step: 300 times
+# the same 200 tokens. **Cascade** (shared-prefix) attention reads the common part once, for the queries of all
+# sequences together, then each sequence's own part, and merges the two by their LSE. That is your merge of lab 2. Here
+# are 16 sequences in one layer of SmolLM2's shape, with 512 tokens in common and 32 of their own:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.advanced.cascade import HEAD_DIM, KV_BYTES, attend
+from twophase_labs.machine.own_parts import own_parts
+
+merge_halves = own_parts("merge_halves")["merge_halves"]  # your 2.5, or the reference
+num_seqs, num_common, num_own = 16, 512, 32
+draw = torch.Generator().manual_seed(5)
+queries = torch.randn(num_seqs, HEAD_DIM, generator=draw)
+common_k, common_v = torch.randn(2, num_common, HEAD_DIM, generator=draw)
+own_k, own_v = torch.randn(2, num_seqs, num_own, HEAD_DIM, generator=draw)
+alone = [
+    attend(queries[i : i + 1], torch.cat([common_k, own_k[i]]), torch.cat([common_v, own_v[i]]))[0]
+    for i in range(num_seqs)
+]
+of_common = attend(queries, common_k, common_v)  # one product for all sequences
+of_own = [attend(queries[i : i + 1], own_k[i], own_v[i]) for i in range(num_seqs)]
+merged, _ = merge_halves(*of_common, *(torch.cat(part) for part in zip(*of_own, strict=True)))
+print("equal:", torch.allclose(merged, torch.cat(alone), atol=1e-5))
+reads = {"each alone": num_seqs * (num_common + num_own), "cascade": num_common + num_seqs * num_own}
+for name, num_read in reads.items():
+    print(f"{name:11} reads K and V of {num_read:5,} tokens, {num_read * KV_BYTES / 2**20:5.1f} MiB in bf16")
+
+# %% [markdown]
+# **Read the result.** The attention is the same, for an eighth of the bytes. (Engines switch to it only when many
+# sequences share a long beginning, because it needs two kernels and a merge; the products of the queries with the
+# common part become a matrix product, and so arithmetic that tensor cores can do.)
+#
+# **Where it loses.** The price of a prefix cache is small, a hash per block. But a prefix is a prefix *from the first
+# token*. A service puts the date and the client's name in front of its instructions:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -290,8 +349,8 @@ for day in (1, 2, 3):
     print(f"day {day}: a hit of {in_front:3} tokens with the date in front, of {behind:3} with the date behind")
 
 # %% [markdown]
-# Not one block. What changes most often belongs last: instructions, examples, the date, the document, and the question
-# at the very end. On services that bill hits at a lower price this is money.
+# None of the blocks is reused. What changes most often belongs last: instructions, examples, the date, the document,
+# and the question at the very end. On services that bill hits at a lower price this is money.
 
 # %% [markdown]
 # ### What a stranger learns
@@ -377,8 +436,9 @@ figure = prefix_pictures.draw_probes(runs, (WHO, WHAT, WHEN), prefix_tenants.SEC
 
 # %% [markdown]
 # **Read the result.** On the left three short bars give a prompt away, and 12 requests are enough for 64 prompts, since
-# a prefix is found *part by part*, like a combination lock whose wheels click one by one. On the right nothing clicks;
-# the shortest bar of a part (orange) is chance. The counts say the same without a clock:
+# a prefix is found *part by part*, like a combination lock whose wheels click one by one. With a salt per tenant (on
+# the right), no part of the prefix is faster; the shortest bar of a part (orange) is chance. The counts say the same
+# without a clock:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -392,7 +452,7 @@ for title, found in hits.items():
 #
 # > **In production, 2026.** Prefix caching is on by default: [`enable_prefix_caching` is True in
 # > vLLM](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py), with
-# > SHA-256 for the names and [`cache_salt` for tenants](https://docs.vllm.ai/en/latest/design/prefix_caching/);
+# > SHA-256 for the hashes and [`cache_salt` for tenants](https://docs.vllm.ai/en/latest/design/prefix_caching/);
 # > [`enable_block_reuse` is True in
 # > TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html). SGLang keeps a
 # > radix tree of tokens where you keep a chain of hashes; its flag is the one that [switches it off,
@@ -404,8 +464,8 @@ for title, found in hits.items():
 # singles out one of 64 prompts in 12 requests unless tenants have salts.
 
 # %% [markdown]
-# ## 2. Drafts: propose cheaply, then verify
-# <!-- minutes: 40 + 6 -->
+# ## 2. Speculative decoding: propose cheaply, then verify
+# <!-- minutes: 50 + 6 -->
 #
 # Lab 3 ended with idle arithmetic. A decode step reads all the weights to compute one token, and the arithmetic units
 # wait for memory. On a GPU, a step for eight sequences takes hardly longer. But what if there is only one sequence, and
@@ -420,8 +480,9 @@ for title, found in hits.items():
 #     model    height     ):          \n          (ignored: behind a wrong draft)
 #
 # If it would have drawn the first draft, then what it says after that draft counts too; and so on until a draft is
-# wrong. Here two were right, and the step yields three tokens. A step yields as many tokens as there were right drafts,
-# *plus one*: what the model says behind the last right draft is always right.
+# wrong. Here two were **accepted**, and the step yields three tokens: as many as there are accepted drafts, *plus one*,
+# since what the model says behind the last accepted draft needs no draft. The share of drafts that are accepted is the
+# **acceptance rate**.
 #
 # The step has written K and V of all four drafts. Those of the two wrong ones stay in their slots and are not read: the
 # sequence is shorter again, and the next step writes over them.
@@ -438,8 +499,8 @@ figure = draft_pictures.draw_passes(passes_s)
 # %% [markdown]
 # **Read the result.** For one sequence, four drafts cost little on this machine: five tokens read the weights once,
 # like one. With eight sequences the same four drafts are 32 more tokens in a step of 8, and this CPU's arithmetic has
-# no room for them. A GPU has: 40 tokens are far below lab 3's ridge. Whether drafting pays is decided by this picture,
-# and by how often drafts are right.
+# no room for them. A GPU has: 40 tokens are far below lab 3's ridge. Whether drafting pays is decided by this picture
+# and by the acceptance rate.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -449,10 +510,15 @@ for num_seqs in (1, 8, 32, 128):
     pass_s = {k: max(read_s, 2 * num_weights * num_seqs * (1 + k) / flop_rate) for k in (0, 4)}
     factor = pass_s[4] / pass_s[0]
     print(f"{num_seqs:3} sequences: {1e3 * pass_s[0]:.1f} ms a step, with 4 drafts each {factor:.2f} times as long")
+experts_read = {num_tokens: 128 * (1 - (1 - 8 / 128) ** num_tokens) for num_tokens in (1, 5, 64, 320)}
+for num_tokens, num_experts in experts_read.items():
+    print(f"a mixture of 128 experts, 8 per token: a step of {num_tokens:3} tokens reads {num_experts:5.1f} of them")
 
 # %% [markdown]
-# **Read the result.** Weights only, by roofline: the drafts use arithmetic that would be idle otherwise, until they no
-# longer fit under the ridge.
+# **Read the result.** Weights only, by roofline, for a *dense* model: the drafts use arithmetic that would be idle
+# otherwise, until they no longer fit under the ridge. Most large open models are mixtures of experts (lab 7), and there
+# it is the other way round: one sequence with four drafts reads the weights of 35 experts instead of 8, while 64
+# sequences read nearly all of them in any case, with drafts or without.
 
 # %% [markdown]
 # ### A drafter without a model
@@ -498,7 +564,7 @@ def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
 check("5.4")
 
 # %% [markdown]
-# ### When is a draft right?
+# ### When is a draft accepted?
 #
 # In greedy decoding that is plain: when it is the token with the highest logit. But a model at temperature 1 has no
 # right token. It has a distribution p, and "right" must mean: **the tokens that come out are distributed as if there
@@ -565,9 +631,9 @@ check("5.5")
 figure = draft_pictures.draw_overlap(p_picture, q_picture, is_answered=True)
 
 # %% [markdown]
-# Nothing is approximate here, whatever the drafter: the two blue parts of the picture *are* p. A draft that is far from
-# the model is not wrong, only useless. Here are 20,000 passes under this rule, and under two others that are often
-# seen.
+# Nothing is approximate here, whatever the drafter: the two blue parts of the picture *are* p. A drafter that is far
+# from the model does no harm; it is only of no use. Here are 20,000 passes under this rule, and under two others that
+# are often seen.
 
 # %%
 from twophase_labs.advanced.draft_chance import counts_at, run_passes
@@ -616,46 +682,6 @@ show_source(rejection.accepted_run)
 # </details>
 
 # %% [markdown]
-# ### A small model as the drafter
-#
-# A lookup has nothing to say about a text that repeats nothing. A small model has: it writes the next tokens as the
-# large one would, only worse. Its drafts are *drawn*, so there is a q, and your rule needs it.
-
-# %% [markdown]
-# <!-- card 5.6 -->
-# Write the drafter.
-
-
-# %% tags=["exercise:5.6"]
-def draft_with_model(next_probs, token_ids, num_draft, chance):
-    """Draft `num_draft` tokens, at least 1, and say what each was drawn from: a pair (drafts, q).
-
-    `next_probs(text)` runs the small model on a list of token ids and returns its probabilities for the next token, an
-    array [V]. It is called once per draft. Each draft is drawn by `chance.draw(row)`, behind the text and the drafts
-    before it. `drafts` is a list, `q` an array [num_draft, V] with the row of each. `token_ids` is not changed.
-
-    >>> def next_probs(text):  # certain that token n is followed by n + 1
-    ...     return np.eye(5)[(text[-1] + 1) % 5]
-    >>> drafts, q = draft_with_model(next_probs, [0, 2], 3, Chance(0))
-    >>> drafts
-    [3, 4, 0]
-    >>> q.shape, q[1].tolist()
-    ((3, 5), [0.0, 0.0, 0.0, 0.0, 1.0])
-    """
-    # BEGIN SOLUTION: one behind the other, with its row
-    drafts, q = [], []
-    for _ in range(num_draft):
-        row = next_probs(token_ids + drafts)
-        drafts.append(chance.draw(row))
-        q.append(row)
-    return drafts, np.stack(q)
-    # END SOLUTION
-
-
-# %%
-check("5.6")
-
-# %% [markdown]
 # ### Two workloads
 #
 # *Copying*: one request, greedy, "repeat this program exactly". *Inventing*: eight requests, temperature 1, a story
@@ -672,40 +698,45 @@ for title, work in works.items():
     runs = draft_engine.three_ways(work, drafter, num_rounds=1)
     copies = copies or runs
     speeds[title] = {way: run.tokens_per_s for way, run in runs.items()}
-    print(f"{title:24} steps   drafting steps   drafts right   tokens/s   same answers")
+    print(f"{title:24} steps   drafting steps   accepted drafts   tokens/s   same answers")
     for way, run in runs.items():
         num_same = sum(one == other for one, other in zip(run.outputs, runs["without"].outputs, strict=True))
-        right = f"{run.num_accepted} of {run.num_drafts}"
+        accepted = f"{run.num_accepted} of {run.num_drafts}"
         same = f"{num_same} of {len(run.outputs)}"
-        print(f"  {way:22} {run.num_passes:>5} {run.num_drafting:>16} {right:>14} {run.tokens_per_s:>10.1f} {same:>14}")
+        print(
+            f"  {way:22} {run.num_steps:>5} {run.num_drafting:>16} {accepted:>17} {run.tokens_per_s:>10.1f} {same:>14}"
+        )
 
 # %%
 figure = draft_pictures.draw_speeds(speeds)
 
 # %% [markdown]
-# **Read the result.** Your function has just drafted for the real engine. Copying wins: most drafts are right, and one
-# sequence leaves the machine idle. Eight stories are the opposite: what was never said cannot be looked up, and on this
-# CPU every wrong draft is work that the others wait for. The third way goes to whichever is better; to know which, it
-# has to try both. All answers are the same, the sampled ones included (up to rounding).
+# **Read the result.** Your function has just drafted for the real engine. Copying wins: most drafts are accepted, and
+# one sequence leaves the machine idle. Eight stories are the opposite: the text does not repeat, so n-gram look-up
+# finds nothing, and on this CPU every rejected draft is work that the others wait for. The adaptive drafter picks the
+# better one, and pays for trying both. All answers are the same, the sampled ones included (up to rounding). A server
+# watches the same two counters, `num_draft_tokens` and `num_accepted_tokens` of `llm.engine.stats()`; vLLM exports them
+# as `vllm:spec_decode_num_draft_tokens` and `vllm:spec_decode_num_accepted_tokens`.
 
 # %% [markdown]
-# ### A real pair
+# ### A small model as the drafter
 #
-# The draft model for SmolLM2 is made of SmolLM2: a copy of its first 2 of 30 layers, trained on this machine to give
-# the probabilities of the whole (`advanced/train_draft.py`). It learned from the beginnings of 64 stories that SmolLM2
-# wrote, and its output matrix has rows only for the tokens that occur in them. The file is kept in the cache folder. If
-# it is not there yet, the next cell trains it first, in about a minute.
+# A lookup finds nothing in a text that repeats nothing. A small model writes the next tokens as the large one would,
+# only worse. Its drafts are *drawn*, so there is a q: it drafts one token behind the other, and keeps the row that each
+# was drawn from for your `verify`. The draft model for SmolLM2 is made of SmolLM2: a copy of its first 2 of 30 layers,
+# trained on this machine to give the probabilities of the whole (`advanced/train_draft.py`). It learned from the
+# beginnings of 64 stories that SmolLM2 wrote, and its output matrix has rows only for the tokens that occur in them.
+# The file is kept in the cache folder. If it is not there yet, the next cell trains it first, in about a minute.
 #
 # **Think first.** The pair is asked for stories that the draft model was not trained on, greedily and at temperature 1;
-# for answers that are not stories; and for eight stories at once. Where does it win? (A draft behind the first wrong
+# for answers that are not stories; and for eight stories at once. Where does it win? (A draft behind the first rejected
 # one is not looked at; percentages count the others.)
 
 # %%
 from twophase_labs.advanced import draft_pair, train_draft
 
-draft_with_model = use("5.6")
 small = draft_pair.open_draft()
-pair, tales = (small, draft_with_model, verify), draft_pair.held_out()
+pair, tales = (small, verify), draft_pair.held_out()
 print(f"the draft model: {small.num_weights / 1e6:.1f} million weights, rows for {len(small.network.types):,} tokens")
 cases = {
     "stories, temperature 0": (tales[:3], 0, {}),
@@ -713,14 +744,18 @@ cases = {
     "other questions": (train_draft.OUTSIDE[:2], 0, {"num_tokens": 16}),
     "eight stories at once": (tales[:8], 0, {"num_tokens": 8, "together": True}),
 }
-pairs, plain = {}, {}  # a step takes the same time at any temperature, so one run without drafts serves both
+pairs, plain, draft_s = (
+    {},
+    {},
+    {},
+)  # a step takes the same time at any temperature, so one run without drafts serves both
 for title, (asked, temperature, options) in cases.items():
-    without = plain[tuple(asked)] = plain.get(tuple(asked)) or draft_pair.run(asked, 0, **options)
-    drafted = draft_pair.run(asked, temperature, drafting=pair, num_drafts=3, **options)
+    without = plain[tuple(asked)] = plain.get(tuple(asked)) or draft_pair.run(asked, 0, **options)[0]
+    drafted, draft_s[title] = draft_pair.run(asked, temperature, drafting=pair, num_drafts=3, **options)
     pairs[title] = without, drafted
     same = "drawn" if temperature else "same tokens" if without.outputs == drafted.outputs else "other tokens"
     print(
-        f"{title:23} {drafted.acceptance:4.0%} of the drafts right, {without.num_steps:3} steps become "
+        f"{title:23} {drafted.acceptance:4.0%} of the drafts accepted, {without.num_steps:3} steps become "
         f"{drafted.num_steps:3}, {drafted.tokens_per_s / without.tokens_per_s:.2f} times as fast; {same}"
     )
 
@@ -729,22 +764,151 @@ figure = draft_pictures.draw_pairs(pairs)
 
 # %% [markdown]
 # **Read the result.** At temperature 1 there are no tokens to compare: different random numbers draw different tokens,
-# from the same distribution. Drafts are right most often where the draft model was trained and where nothing is left to
-# chance. On other questions it lacks the words as well as the practice, and the few hits hardly pay for the misses.
-# Eight sequences are this CPU's hard case once more: every draft that is verified costs, and the draft model here
-# serves one sequence after the other.
+# from the same distribution. The acceptance rate is highest where the draft model was trained and where the next token
+# is nearly certain. On other questions it lacks the words as well as the practice, and the few accepted drafts hardly
+# pay for the others. Eight sequences are this CPU's hard case once more: every draft that is verified costs, and the
+# draft model here serves one sequence after the other.
 
 # %% [markdown]
-# > **In production, 2026.** Drafts are off by default: SGLang's
-# > [`--speculative-algorithm`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
-# > is unset, and offers your two ways, `NGRAM` and `STANDALONE` (a draft model), besides `EAGLE` and `EAGLE3`, small
-# > heads that draft from the large model's own hidden states. `--speculative-token-map` gives a draft model a small
-# > vocabulary, as ours has. `--speculative-accept-threshold-single` and `-acc` are 1.0, which is your exact rule; a
-# > lower value is "good enough", with its shifted shares. By roofline, in the table above, four drafts
-# > per sequence are free on an H100 up to dozens of sequences.
+# ### Drafts from the model's own features
 #
-# **Takeaway.** Drafts give the same tokens in fewer steps, as printed above for a copy and for stories: they trade idle
-# arithmetic for reads of the weights. They pay below the ridge, and only on text that the drafter can foresee.
+# The small model reads the text once more, though the large one has just computed a hidden state that knows far more
+# about what comes. **EAGLE** drafts from that: a head gets the hidden state from which the newest token was drawn, and
+# the embedding of that token; it estimates the next hidden state, and the large model's own output matrix makes logits
+# of it. **MTP** (multi-token prediction) is such a head that was trained together with the model, as in DeepSeek-V3.
+#
+# EAGLE's head is a transformer layer. How far does a mere linear map get, fitted by least squares to 24 stories?
+#
+# **Think first.** The hidden state alone, the embedding alone, or both: which head drafts best, and why does neither
+# input suffice?
+
+# %%
+from twophase_labs.advanced import feature_drafts
+
+read, unread = (feature_drafts.places_of(asked) for asked in (train_draft.prompts()[0][:24], tales[:6]))
+inputs_of = {
+    "the embedding of the newest token": lambda at: at.embedded,
+    "the hidden state that it was drawn from": lambda at: at.hidden,
+    "both": lambda at: torch.cat([at.hidden, at.embedded], dim=1),
+}
+for name, inputs in inputs_of.items():
+    head = feature_drafts.fit(inputs(read), read)
+    is_in = head.likeliest(head(inputs(unread)), 3) == unread.next_ids[:, None]
+    first, any_of_two = is_in[:, 0].float().mean(), is_in[:, :2].any(1).float().mean()
+    print(f"{name:40} {head.weight.numel():7,} weights: right at {first:.0%} of the places,", end=" ")
+    print(f"one of two at {any_of_two:.0%}")
+
+# %% [markdown]
+# **Read the result.** The hidden state says what the model was about to write, but not which token was drawn; the
+# embedding says only that. Together, a map with a tenth of the weights drafts about as well as the two trained layers.
+# And look at the last column: often the second choice is the right one.
+
+# %% [markdown]
+# ### A tree of drafts
+#
+# Where the drafter hesitates between two tokens, a chain bets on one of them, and everything behind a wrong bet is
+# lost. A **tree** of drafts has both, each with continuations of its own, and one pass verifies them all. Every node is
+# a token of the batch. Its position is its depth behind the text; and a **tree mask** lets it see the text, itself and
+# the nodes that it follows, and nothing of the other branches. The model then says a token behind each node, and at
+# most one branch can be what it would have written.
+#
+# **Think first.** A tree has two tokens for the first position, and two behind each of them. How many rows has the
+# batch? How many tokens can the pass yield at most? What has to happen to K and V of the branches that lose?
+
+# %% [markdown]
+# <!-- card 5.6 -->
+# Write the mask, and pick the accepted path. Node 0 is the newest token of the text; `parents[i]` is the node that node
+# i follows, always one before it in the list, and -1 for node 0.
+
+
+# %% tags=["exercise:5.6"]
+def tree_mask(parents):
+    """Which nodes each node sees: a bool tensor [N, N], row i for node i. It sees itself and all that it follows.
+
+    >>> tree_mask([-1, 0, 0, 1]).int().tolist()  # nodes 1 and 2 follow node 0, node 3 follows node 1
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    """
+    # BEGIN SOLUTION: what its parent sees, and itself
+    mask = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    return mask
+    # END SOLUTION
+
+
+def accepted_path(parents, token_ids, next_ids):
+    """The nodes that stay, from node 0 on, as a list in order.
+
+    `token_ids[i]` is the token of node i, `next_ids[i]` the token that the model says behind it. A node is accepted if
+    the node that it follows is, and the model says its token there. Nodes that follow the same one have different
+    tokens. The pass yields `next_ids` of each node of the path: the accepted drafts, and one more.
+
+    >>> accepted_path([-1, 0, 0, 1], token_ids=[9, 4, 5, 6], next_ids=[4, 6, 7, 8])
+    [0, 1, 3]
+    >>> accepted_path([-1, 0, 0, 1], token_ids=[9, 4, 5, 6], next_ids=[5, 6, 7, 8])
+    [0, 2]
+    """
+    # BEGIN SOLUTION: one way down
+    path = [0]
+    for node in range(1, len(parents)):
+        if parents[node] == path[-1] and token_ids[node] == next_ids[path[-1]]:
+            path.append(node)
+    return path
+    # END SOLUTION
+
+
+# %%
+check("5.6")
+
+# %% [markdown]
+# **On SmolLM2**: the head that was fitted last grows chains and trees for a held-out story, and SmolLM2 verifies each
+# in one pass under your mask. K and V of your path are kept, those of all other nodes are dropped.
+
+# %%
+import time
+
+from twophase_labs.advanced import draft_tree
+from twophase_labs.kit.models import smollm2, transformers_greedy
+
+tree_mask, accepted_path = use("5.6")
+model, story_ids = smollm2()[0], draft_tree.ids_of(tales[7])
+expected = transformers_greedy(model, torch.tensor(story_ids), 36, eos_id=model.config.vocab_size)[len(story_ids) :]
+for name, widths in {"no drafts": (), "a chain of 3": (1, 1, 1), "a tree: 2, 2, 1": (2, 2, 1)}.items():
+    grow = draft_tree.grower(head, widths)
+    start_s = time.perf_counter()
+    written = draft_tree.write(story_ids, 36, grow, tree_mask, accepted_path)
+    num_accepted = sum(len(path) - 1 for _, path in written.passes)
+    same = written.token_ids[:36] == expected.tolist()
+    print(f"{name:16} {len(written.passes):2} passes, {time.perf_counter() - start_s:4.1f} s;", end=" ")
+    print(f"{num_accepted:2} of {written.num_drafts:3} drafts accepted; the tokens of transformers: {same}")
+
+# %%
+tree, path = max(written.passes, key=lambda one: len(one[1]))
+node_texts = [llm.tokenizer.decode([token]) for token in tree.token_ids]
+draft_tree.draw_tree(tree, tree_mask(tree.parents), path, node_texts)
+
+# %% [markdown]
+# **Read the result.** Most passes yield several tokens, and all of them are the model's own. The tree needs a few
+# passes less than the chain, for 11 rows instead of 4 in each; on a GPU these rows are free, on this CPU they are
+# not. How to spend a budget of rows, deep or wide, depends on how sure the drafter is: EAGLE-2 grows its tree where its
+# own probabilities are high. The engine here drafts chains only. (With sampling, the children of a node are tried one
+# after the other by your rule of 5.5, each against what the ones before it have left of p.)
+#
+# > **In production, 2026.** Speculative decoding is off by default. vLLM's
+# > [guide](https://docs.vllm.ai/en/latest/features/speculative_decoding/) recommends what drafts from the large model's
+# > own hidden states, EAGLE and MTP, then draft models; n-gram look-up and suffix decoding give "modest speedups".
+# > SGLang has them all behind
+# > [`--speculative-algorithm`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md).
+# > Its default verification accepts a draft with the probability p of the large model, as this engine does for a
+# > lookup; your rule of 5.5, min(1, p/q), is opt-in (`--speculative-use-rejection-sampling`). Both keep the
+# > distribution. `--speculative-accept-threshold-single` and `-acc` below 1.0 are "good enough", with its shifted
+# > shares. By roofline, in the table above, four drafts per sequence are free on an H100 up to dozens of sequences of a
+# > dense 8B model.
+#
+# **Takeaway.** Drafts give the same tokens in fewer steps, as printed above for a copy and for stories: they use idle
+# arithmetic to save weight reads. For a dense model they pay below the ridge; for a mixture of experts they cost extra
+# reads where the batch is small; and they pay only on text that the drafter can foresee.
 
 # %% [markdown]
 # ### Going further
@@ -776,39 +940,40 @@ figure = draft_pictures.draw_speed_ups(speed_up, verify_costs)
 
 # %% [markdown]
 # **Read the result.** The costs are of this machine: how much longer a pass with eight drafts was in the first picture.
-# The best number of drafts grows with the acceptance: the k-th draft is of use only if all before it were right. With 0
-# drafts the speed-up is 1: off.
+# The best number of drafts grows with the acceptance: the k-th draft is of use only if all before it were accepted.
+# With 0 drafts the speed-up is 1: off.
 
 # %% [markdown]
 # **Predicted and measured**, for the copy above, and for the stories with the draft model. As above, alpha counts only
-# drafts that were looked at; `drafts right` in the table of the two workloads counts all that were made.
+# drafts that were looked at; `accepted drafts` in the table of the two workloads counts all that were made.
 
 # %%
 copy = copies["always"]
-alpha = copy.num_accepted / (copy.num_accepted + copy.num_refuted)
-predicted = speed_up(alpha, draft_engine.NUM_DRAFTS, 0, verify_costs["one sequence"])
+predicted = speed_up(copy.acceptance, draft_engine.NUM_DRAFTS, 0, verify_costs["one sequence"])
 got = speeds["copying, one request"]["always"] / speeds["copying, one request"]["without"]
-print(f"of the copy's drafts that were looked at {alpha:.0%} were right")
+print(f"of the copy's drafts that were looked at {copy.acceptance:.0%} were accepted")
 print(f"copy: predicted {predicted:.1f} times as fast, measured {got:.1f}")
 
 without, drafted = pairs["stories, temperature 0"]
 step_s = without.decode_s / without.num_steps
-cost = drafted.draft_s / step_s
+cost = draft_s["stories, temperature 0"] / step_s
 predicted = speed_up(drafted.acceptance, 3, cost, verify_costs["one sequence"])
-print(f"a draft takes {1e3 * drafted.draft_s:.1f} ms, {cost:.0%} of a step of {1e3 * step_s:.0f} ms")
+print(f"a draft takes {1e3 * cost * step_s:.1f} ms, {cost:.0%} of a step of {1e3 * step_s:.0f} ms")
 print(f"stories: predicted {predicted:.2f} times as fast, measured {drafted.tokens_per_s / without.tokens_per_s:.2f}")
 
 # %% [markdown]
-# ## 3. Guided decoding: only what a program can read
+# ## 3. Structured outputs: only what a program can read
 # <!-- minutes: 25 + 2 -->
 #
 # A program that reads a model's answer wants JSON with certain keys, or a date, or one of four words. It can ask for
 # that in the prompt, check, and ask again when the answer has an extra comma. Or it can make a wrong answer impossible:
 # in each step, before a token is chosen, every token after which no valid answer could follow is ruled out. The model
-# chooses among what is left. This is **guided** (or constrained) **decoding**.
+# chooses among what is left. This is **constrained** (or guided) **decoding**, and what it writes are **structured
+# outputs**.
 #
-# A form can be written as a *finite-state machine*: states, and for each state the characters that may come and where
-# they lead. This one reads prices such as `7`, `12` and `12.50`; in a state with a double border the text may end.
+# A grammar can be written as a *finite-state machine*: states, and for each state the characters that may come and
+# where they lead. This one reads prices such as `7`, `12` and `12.50`; in a state with a double border the text may
+# end.
 #
 # ```mermaid
 # flowchart LR
@@ -865,7 +1030,7 @@ def token_mask(machine, state, texts, end_id):
 check("5.7")
 
 # %% [markdown]
-# On SmolLM2's vocabulary, with a form that is less trivial: `{"city": "`, 1 to 16 letters, `", "inhabitants": `, a
+# On SmolLM2's vocabulary, with a grammar that is less trivial: `{"city": "`, 1 to 16 letters, `", "inhabitants": `, a
 # number without leading zeros, `}`. What is allowed in a few of its states?
 
 # %%
@@ -888,7 +1053,7 @@ for so_far in (
 # %% [markdown]
 # The mask works on text, so it does not care how a tokenizer cuts it. Inside the city's name nearly a third of the
 # vocabulary may come, and after its first letter the quotation mark as well, alone or with the comma. Even so, fewer
-# tokens are allowed after `Lima`: a name has at most 16 letters, so tokens of more than 12 are out. Where the form
+# tokens are allowed after `Lima`: a name has at most 16 letters, so tokens of more than 12 are out. Where the grammar
 # prescribes a text, a handful of ways to cut it are left. At the end only the token without text remains: to stop.
 #
 # **In a loop** with the real model: mask, choose, advance. The prompt shows one record as an example and asks for Lima.
@@ -907,9 +1072,11 @@ print("".join(texts[i] for i in ids[:-1]))
 figure = guided_pictures.draw_choices([*(texts[i] for i in ids[:-1]), "(end)"], how_many, len(texts))
 
 # %% [markdown]
-# **Read the result.** The model decided little: a name and a number. For everything else the form allowed a few
-# tokens, all of them beginnings of the same text. Where only one *text* is possible, nothing needs to be asked of the
-# model: the whole piece can be appended at once, as drafts that are always accepted (section 2).
+# **Read the result.** The model decided little: a name and a number. For everything else the grammar allowed a few
+# tokens, all of them beginnings of the same text. One could append such a text at once and save these steps, which is
+# called jump-forward decoding. But a text has several tokenisations; the one that is appended need not be the one that
+# the model would have chosen, and then its distribution has changed. (As *drafts*, verified as in section 2, they would
+# do no harm.) vLLM has [struck it off its plan](https://github.com/vllm-project/vllm/issues/15735).
 #
 # ### What a mask costs
 #
@@ -957,12 +1124,10 @@ check("5.8")
 
 # %% [markdown]
 # Now time both of yours, in the state before the city's name, where most tokens are allowed, and in the first state,
-# where few are; then the library's mask, and an index: the masks of all states of the form, made before the first
+# where few are; then the library's mask, and an index: the masks of all states of the grammar, made before the first
 # token.
 
 # %%
-import time
-
 allowed_ids, trie = use("5.8"), trie_of(texts)
 for name, so_far in (("the city's name", '{"city": "'), ("the first state", "")):
     state = advance(CITY_RECORD, 0, so_far)
@@ -982,12 +1147,12 @@ print(
 )
 
 # %% [markdown]
-# **Read the result.** The trie pays most where the form allows least. An index costs what is printed above, once per
-# form. It pays if many requests share the form, and the first of them waits for it. Where each request brings its own
-# form, make masks on demand.
+# **Read the result.** The trie pays most where the grammar allows least. An index costs what is printed above, once per
+# grammar. It pays if many requests share the grammar, and the first of them waits for it. Where each request brings its
+# own grammar, make masks on demand.
 #
-# **Valid is not true.** The mask knows the form and nothing of Lima. And it hides failure. Ask something that has no
-# answer:
+# **A mask guarantees the syntax, not the facts.** It knows the grammar and nothing of Lima. And it hides failure. Ask
+# something that has no answer:
 
 # %%
 from twophase import SamplingParams, StructuredOutputs
@@ -999,20 +1164,21 @@ for name, params in {"free": SamplingParams(temperature=0, max_tokens=30), "guid
     print(f"{name:7} {output.text.strip()!r} ({output.finish_reason})")
 
 # %% [markdown]
-# Unguided, the answer at least looks odd enough to be noticed; guided, it is a plain "No". So give the form a way out:
-# a choice "unknown", a key that may be null. And give the model room to think before the form begins; a mask that asks
+# Unguided, the answer at least looks odd enough to be noticed; guided, it is a plain "No". So allow an answer "unknown"
+# in the schema, or a key that may be null. And give the model room to think before the grammar begins; a mask that asks
 # for the result first forbids the reasoning that would have led to it.
 #
-# > **In production, 2026.** Structured outputs need no flag, only a schema in the request. vLLM's [`backend` is
-# > `auto`](https://docs.vllm.ai/en/v0.12.0/api/vllm/config/structured_outputs/): it picks among xgrammar, guidance
-# > (llguidance, as here), outlines and lm-format-enforcer by what the request asks for. SGLang offers
+# > **In production, 2026.** Structured outputs need no flag, only a schema in the request. vLLM's `backend` is
+# > [`auto`](https://docs.vllm.ai/en/latest/features/structured_outputs/): xgrammar, then guidance (llguidance, as
+# > here), then outlines, the first that can do what the request asks for; lm-format-enforcer only by name. SGLang
+# > offers
 # > [`--grammar-backend`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
 # > with xgrammar, outlines and llguidance. By roofline the GPU hardly notices: a mask of 128,256 bits is 16 KB, so 64
 # > sequences bring 1 MB, 0.3 µs of an H100's bandwidth. What costs is the walk on the CPU, in each step and for each
 # > sequence.
 #
-# **Takeaway.** Of 49,152 tokens the form leaves a handful in most states; a mask costs the engine a fraction of a
-# millisecond, buys a valid form with certainty, and says nothing about whether the content is true.
+# **Takeaway.** Of 49,152 tokens the grammar leaves a handful in most states; a mask costs the engine a fraction of a
+# millisecond, guarantees the syntax, and says nothing about the facts.
 
 # %% [markdown]
 # ### Going further
@@ -1036,7 +1202,7 @@ for name, answers in {"without a mask": free, "guided": guided}.items():
 
 # %% [markdown]
 # ## 4. Windows, sinks, and what is forgotten
-# <!-- minutes: 22 + 22 -->
+# <!-- minutes: 22 + 12 -->
 #
 # A conversation that goes on all day, a log that is read as it grows: the K and V of a sequence grow with it, and in
 # the end one sequence fills the pool. Let a query see only a **window** of the last W keys, and give back the blocks
@@ -1143,8 +1309,9 @@ figure = window_pictures.draw_share_of_first(window_engine.share_of_first_key())
 # has seen in training. It serves as a **sink** (StreamingLLM, arXiv:2309.17453). With a window and no sinks, that place
 # is taken away, and the weight must go to tokens that do mean something.
 #
-# **Perplexity** is exp of the mean surprise, and the surprise at a token is minus the logarithm of the probability that
-# the model gave it: a model that hesitates between two equally likely tokens has a perplexity of 2.
+# **Perplexity** is exp of the mean **surprisal** (negative log-likelihood, NLL), and the surprisal of a token is minus
+# the logarithm of the probability that the model gave it: a model that hesitates between two equally likely tokens has
+# a perplexity of 2.
 #
 # **Think first.** A text that the model has never seen, a window of 64 and no sinks. By which factor is the perplexity
 # of the tokens after the 64th larger than when everything is seen?
@@ -1227,55 +1394,21 @@ for num_tokens, held in mixed_layers.blocks_held(llm_mixed, num_prompt=24, num_t
 # attention*: each key has a score, the attention that all queries so far have given it, and when the cache is full the
 # key with the lowest score goes, unless it is one of the newest, which had no time to earn any.
 
-# %% [markdown]
-# <!-- card 5.10 -->
-# Write the rule for one head.
-
-
-# %% tags=["exercise:5.10"]
-def heavy_hitters(weights, budget, num_recent):
-    """The positions that a cache of `budget` slots holds after the last token, as a list in order.
-
-    `weights` `[T, T]` has a row per query with its attention to each position, 0 for later ones. Tokens come one after
-    the other. Token t takes a slot; then each key that is held, t included, adds row t's attention to its score; then,
-    if more than `budget` are held, the key with the lowest score is dropped, of equal ones the oldest. The `num_recent`
-    newest positions are never dropped; num_recent is at most `budget`. `weights` is not changed.
-
-    >>> weights = torch.tensor([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.75, 0, 0.25, 0], [0.5, 0.25, 0, 0.25]])
-    >>> heavy_hitters(weights, budget=2, num_recent=1)
-    [0, 3]
-    >>> heavy_hitters(weights, budget=2, num_recent=2)  # a window
-    [2, 3]
-    """
-    # BEGIN SOLUTION: score, then drop the lightest
-    scores, held = [0.0] * len(weights), []
-    for query, row in enumerate(weights.tolist()):
-        held.append(query)
-        for key in held:
-            scores[key] += row[key]
-        if len(held) > budget:
-            may_go = held[: len(held) - num_recent]
-            held.remove(min(may_go, key=lambda key: scores[key]))
-    return held
-    # END SOLUTION
-
-
 # %%
-check("5.10")
+from twophase_labs.advanced import heavy_attention
+
+show_source(heavy_attention.heavy_hitters)
 
 # %% [markdown]
 # **On SmolLM2.** 160 tokens are read and 48 keys kept, in each head of four layers. Then 64 more tokens come.
 # What share of the attention that these pay to the 160 goes to keys that were kept?
 
 # %%
-from twophase_labs.advanced import heavy_attention
-
-heavy_hitters = use("5.10")
 weights, num_read, budget = heavy_attention.attention_weights(224), 160, 48
 keeps = {
     "window": lambda read: range(num_read - budget, num_read),
     "window and 4 sinks": lambda read: [*range(4), *range(num_read - budget + 4, num_read)],
-    "heavy hitters, half of them recent": lambda read: heavy_hitters(read, budget, budget // 2),
+    "heavy hitters, half of them recent": lambda read: heavy_attention.heavy_hitters(read, budget, budget // 2),
 }
 shares = {name: heavy_attention.shares_kept(weights, num_read, keep) for name, keep in keeps.items()}
 for name, each in shares.items():
@@ -1290,37 +1423,6 @@ figure = heavy_attention.draw_shares(shares)
 # every head keeps other positions, so blocks are no longer shared or freed as a whole, and the scores need the
 # attention weights, which FlashAttention never writes down. And a key that gets its attention only from the last
 # question has been dropped long before.
-
-# %% [markdown]
-# <!-- card 5.11 -->
-# The mask that goes with the window: True where a query sees a key. `queries` and `keys` are tensors of *positions*
-# that broadcast, such as `[L, 1]` and `[S]`. Positions, not rows and columns: the cache has gaps now.
-#
-# ```python
-# >>> visible(torch.tensor([[13]]), torch.tensor([0, 1, 8, 9, 13, 14]), window=6, num_sinks=2).tolist()
-# [[True, True, True, True, True, False]]
-# ```
-
-
-# %% tags=["exercise:5.11"]
-def visible(queries, keys, window, num_sinks):
-    is_past = keys <= queries  # SOLUTION: not after the query
-    in_window = keys > queries - window  # SOLUTION: not before its window
-    is_sink = keys < num_sinks  # SOLUTION: one of the text's first tokens
-    return is_past & (in_window | is_sink)  # SOLUTION: all together
-
-
-# %%
-check("5.11")
-
-# %% [markdown]
-# In the engine's attention, in place of its own mask:
-
-# %%
-# NBVAL_CHECK_OUTPUT
-visible = use("5.11")
-masked = window_engine.read(window_engine.windowed_engine(kept_blocks, 64, 4, 9, visible), window_engine.text_ids(128))
-print("the same reading:", torch.allclose(masked.losses, own.losses[:127], atol=1e-3))
 
 # %% [markdown]
 # ### How long a context, and what instead
@@ -1353,14 +1455,33 @@ for num_tokens in (8_192, 32_768, 131_072, 1_048_576):
 # | a window with sinks | all but a constant | everything older |
 #
 # "A sliding window and int8 beyond 32,000 tokens" is often given as one recipe. They are two decisions.
+#
+# **Retrieval against a longer context**, measured: a number is told in one of eight passages, and asked for. All
+# passages go into the prompt; or only the one that has most words in common with the question; or the question says it
+# in other words, and this simple search finds another passage:
+
+# %%
+from twophase_labs.advanced import retrieval
+
+library, question = retrieval.passages(), retrieval.QUESTION
+found, missed = retrieval.best(library, question), retrieval.best(library, retrieval.IN_OTHER_WORDS)
+given = {"all eight passages": library, "the one that was found": [library[found]], "a miss": [library[missed]]}
+for name, chosen in given.items():
+    num_tokens, ttft_s, answer = retrieval.ask(chosen, question)
+    print(f"{name:23} {num_tokens:4} tokens, first token after {1000 * ttft_s:5.0f} ms: {answer!r}")
+
+# %% [markdown]
+# **Read the result.** The passage that was found costs a fraction of the tokens and of the time, and the answer is the
+# same. A miss is as fast, and nothing in the answer shows that it is one: so a retrieval needs a measure of its own,
+# how often the right passage is among those found.
 
 # %% [markdown]
 # ## 5. Capstone: your parts in one engine
-# <!-- minutes: 18 -->
+# <!-- minutes: 19 -->
 #
-# You have a prefix store and its names (5.1, 5.2), a drafter and a verifier (5.4, 5.5), and masks (5.7, 5.8). Here
+# You have a prefix store and its hashes (5.1, 5.2), a drafter and a verifier (5.4, 5.5), and masks (5.7, 5.8). Here
 # they serve one workload together, in the real engine. Four requests begin with the same handbook. Two ask for a
-# record under a form, two for a function that the handbook contains; a new one comes every third step.
+# record under a grammar, two for a function that the handbook contains; a new one comes every third step.
 
 # %% [markdown]
 # ```mermaid
@@ -1375,15 +1496,16 @@ for num_tokens in (8_192, 32_768, 131_072, 1_048_576):
 #     K --> T["tokens"] --> S
 # ```
 #
-# The adapters are in `advanced/own_engine.py`. Two questions arise only where the parts meet. A block gets its name
-# when the store hands it out, and its contents a step later; in between the name is *pending*. Which blocks of a new
-# prompt may be looked up? And the drafter knows nothing of the form. How many of its drafts can be kept?
+# The adapters are in `advanced/own_engine.py`. Two questions arise only where the parts meet. A block gets its hash
+# (here its *name*) when the store hands it out, and its contents a step later; in between the name is *pending*. Which
+# blocks of a new prompt may be looked up? And the drafter knows nothing of the grammar. How many of its drafts can be
+# kept?
 
 # %% [markdown]
-# <!-- card 5.12 -->
+# <!-- card 5.10 -->
 # `names_to_ask` returns the leading names of a prompt whose blocks may be hits. It stops before the first name in the
 # set `pending`, and before the block that holds the prompt's last token, because the engine needs that token's logits.
-# `num_allowed` counts the leading drafts that the form lets through from `state`; `advance` is the one you wrote in
+# `num_allowed` counts the leading drafts that the grammar lets through from `state`; `advance` is the one you wrote in
 # 5.7, `texts` the texts of all tokens. A token without text ends an answer, so it ends a run as well.
 #
 # ```python
@@ -1396,7 +1518,7 @@ for num_tokens in (8_192, 32_768, 131_072, 1_048_576):
 # ```
 
 
-# %% tags=["exercise:5.12"]
+# %% tags=["exercise:5.10"]
 def names_to_ask(names, num_tokens, block_size, pending):
     num_whole = (num_tokens - 1) // block_size  # SOLUTION: blocks in front of the last token
     ready = []
@@ -1409,14 +1531,14 @@ def names_to_ask(names, num_tokens, block_size, pending):
 
 def num_allowed(advance, machine, state, drafts, texts):
     for number, draft in enumerate(drafts):
-        state = advance(machine, state, texts[draft])  # SOLUTION: where the form is behind this draft
+        state = advance(machine, state, texts[draft])  # SOLUTION: the grammar's state behind this draft
         if texts[draft] == "" or state is None:  # SOLUTION: does the run end in front of this draft?
             return number
     return len(drafts)
 
 
 # %%
-check("5.12")
+check("5.10")
 
 # %% [markdown]
 # The masks of all states are made beforehand, by your walk over the trie.
@@ -1424,7 +1546,7 @@ check("5.12")
 # %%
 from twophase_labs.advanced import capstone
 
-names_to_ask, num_allowed = use("5.12")
+names_to_ask, num_allowed = use("5.10")
 start_s = time.perf_counter()
 guidance = capstone.own_guidance(advance, allowed_ids, num_allowed)
 print(f"{len(guidance.masks)} masks, compiled in {time.perf_counter() - start_s:.1f} s")
@@ -1433,7 +1555,7 @@ mine = {"store": store, "draft": ngram_draft, "verify": verify, "mask": guidance
 plain = capstone.serve(capstone.open_engine(), capstone.workload())
 
 # %% [markdown]
-# `plain` is the engine without sharing and drafting, the form kept by its own library. Now with your parts: all of
+# `plain` is the engine without sharing and drafting, the grammar kept by its own library. Now with your parts: all of
 # them, and then each left out in turn.
 
 
@@ -1449,16 +1571,16 @@ ways = {
     "no prefix store": mine | {"store": None},
     "no drafter": mine | {"draft": None, "verify": None},
     "drafts not verified": mine | {"verify": unverified},
-    "no form": mine | {"mask": None},
+    "no grammar": mine | {"mask": None},
 }
 served = {}
 for way, parts_in in ways.items():
-    requests = capstone.workload(guided=way != "no form")
+    requests = capstone.workload(guided=way != "no grammar")
     served[way] = capstone.serve(capstone.open_engine(**parts_in), requests)
 
 # %% [markdown]
-# **Token for token** against the plain engine: no shared prefixes, no drafts, and the form kept by llguidance. A record
-# is *valid* if its machine reads all of it.
+# **Token for token** against the plain engine: no shared prefixes, no drafts, and the grammar kept by llguidance. A
+# record is *valid* if its machine reads all of it.
 
 # %%
 for way, one in {"the plain engine": plain, **served}.items():
@@ -1467,7 +1589,7 @@ for way, one in {"the plain engine": plain, **served}.items():
     num_valid = sum(advance(CITY_RECORD, 0, record) in CITY_RECORD.accepting for record in records)
     print(
         f"{way:20} {same} of 4 the same, {num_valid} of 2 records valid; {one.num_steps:3} steps, "
-        f"{one.num_accepted:3} of {one.num_drafts:3} drafts kept, hits of {one.num_hit_tokens:4} tokens"
+        f"{one.num_accepted:3} of {one.num_drafts:3} drafts accepted, hits of {one.num_hit_tokens:4} tokens"
     )
 
 # %%
@@ -1477,7 +1599,7 @@ figure = capstone.draw_ways({"the plain engine": plain, **served})
 # **Read the result.** Each part does one thing. Without the store every request computes the handbook itself and holds
 # blocks of its own for it. Without drafts the same tokens take more steps. Drafts that are not verified give the
 # fewest steps, but the text is no longer the same: the speed is worth nothing without the second half of the rule.
-# Without the form the records are what the model happens to write.
+# Without the grammar the records are what the model happens to write.
 #
 # **Play.** What is left of the hits if all requests come before the first step? And if each has a number of its own in
 # front of the handbook?
@@ -1505,13 +1627,46 @@ for name, question in (("first", 20_000), ("second", 30_000)):
 # out either shows in the text.
 
 # %% [markdown]
+# ### The whole engine in one picture
+#
+# Five labs have built one engine. Every box is a part that you have written, or whose source you have read:
+#
+# ```mermaid
+# flowchart TB
+#     C["clients"] -->|"requests, streams"| V["server<br/>(lab 8)"]
+#     V --> T["tokenizer, chat template<br/>(lab 1)"]
+#     T --> Q["queue"]
+#     subgraph host["once per step, on the host"]
+#         Q --> P["policy: rank, plan<br/>(lab 4, your DecodesFirst)"]
+#         P --> S["scheduler: budgets, slots, preemption<br/>(lab 4)"]
+#         S <-->|"open, grow, close"| B["block pool and tables<br/>(lab 3)"]
+#         B <--> H["prefix cache: hash chain<br/>(5.1, 5.2)"]
+#         S --> D["drafter<br/>(5.4)"]
+#     end
+#     D -->|"one flat batch:<br/>chunks, decodes, drafts"| R
+#     subgraph device["on the device"]
+#         R["runner"] --> L["layers: norms, products, MLP<br/>(labs 1 and 2)"]
+#         L --> A["attention: prefill tiles, split decode, merge<br/>(labs 2 and 3)"]
+#         A --> K["KV pool<br/>(lab 3)"]
+#         L --> G["logits"]
+#     end
+#     G --> M["grammar mask<br/>(5.7, 5.8)"]
+#     M --> X["sampler and verifier<br/>(lab 1, 5.5)"]
+#     X -->|"tokens"| S
+#     X -->|"tokens"| V
+# ```
+#
+# Orange work, the prompts, and blue work, the decodes, go through the same boxes in the same step. That is the whole
+# idea of the course: one model, two workloads, one engine.
+
+# %% [markdown]
 # ## 6. Knowledge check
 # <!-- minutes: 7 -->
 #
 # Two questions over the whole lab.
 
 # %% [markdown]
-# <!-- card 5.13 -->
+# <!-- card 5.11 -->
 # Temperature 0.8, and a drafter whose drafts are nearly always wrong, with rejection sampling. What becomes of the
 # text?
 # (a) It follows the drafter wherever the target is unsure,
@@ -1519,28 +1674,31 @@ for name, question in (("first", 20_000), ("second", 30_000)):
 # (c) it comes from a mixture of both distributions,
 # (d) it has the distribution it would have without a drafter, and comes later.
 
-# %% tags=["exercise:5.13"]
-answer_5_13 = "d"  # SOLUTION: one letter
+# %% tags=["exercise:5.11"]
+answer_5_11 = "d"  # SOLUTION: one letter
 
 # %%
-check("5.13")
+check("5.11")
 
 # %% [markdown]
-# <!-- card 5.14 -->
-# What is behind it? **a** a window without sinks · **b** `max_tokens` · **c** K and V of rejected drafts read by later
-# tokens · **d** a replacement drawn from p instead of from what is left of p · **e** a prefix cache without salts
+# <!-- card 5.12 -->
+# What is behind it? Each letter fits once or never. **a** a window without sinks · **b** `max_tokens` · **c** K and V
+# of rejected drafts read by later tokens · **d** a replacement drawn from p instead of from what is left of p · **e** a
+# prefix cache without salts · **f** a causal mask over the batch in place of the nodes' ancestors · **g** a hash chain
+# in place of a radix tree
 
-# %% tags=["exercise:5.14"]
-answer_5_14 = {
+# %% tags=["exercise:5.12"]
+answer_5_12 = {
     "greedy text changes when drafts are switched on": "c",  # SOLUTION: a letter
     "one tenant's first tokens are faster right after another one asked the same": "e",  # SOLUTION: a letter
     "fluent answers turn into noise after a few thousand tokens": "a",  # SOLUTION: a letter
     "valid JSON up to a point, and then nothing": "b",  # SOLUTION: a letter
     "at temperature 1, words that the drafter likes come more often than without it": "d",  # SOLUTION: a letter
+    "with a tree of drafts, greedy text changes; with a chain it does not": "f",  # SOLUTION: a letter
 }
 
 # %%
-check("5.14")
+check("5.12")
 
 # %% [markdown]
 # ### Choosing
@@ -1562,8 +1720,9 @@ check("5.14")
 # 1. **First measure what is scarce**: arithmetic, bandwidth, memory or latency. Each technique trades one for another.
 # 2. **What is computed once need not be computed twice**, as long as its name says all it depends on.
 # 3. **A draft may save time, never change the answer.** Verify, and test that the distribution stayed.
-# 4. **What a program reads should be valid by construction**, or say why it is not; and valid is not true.
-# 5. **Forgetting is a feature with a test**: know what is lost, at the length where it is lost.
+# 4. **What a program reads should be valid by construction**, or say why it is not. A mask guarantees the syntax, not
+#    the facts.
+# 5. **Test what the model still recalls**, at the length where tokens are evicted.
 # 6. **A technique comes with the workload that it hurts.** Without that workload you have not measured yet.
 #
 # ### Troubleshooting, by symptom
@@ -1584,8 +1743,13 @@ check("5.14")
 # - SGLang, arXiv:2312.07104: RadixAttention, prefixes shared automatically.
 # - Fast Inference from Transformers via Speculative Decoding, arXiv:2211.17192, and Accelerating Large Language Model
 #   Decoding with Speculative Sampling, arXiv:2302.01318: the rule, and the proof that it keeps the distribution.
-# - EAGLE, arXiv:2401.15077, and Medusa, arXiv:2401.10774: drafts from the model's own features.
+# - EAGLE, arXiv:2401.15077, and Medusa, arXiv:2401.10774: drafts from the model's own features, and trees of them;
+#   SpecInfer, arXiv:2305.09781: the tree mask. MoE-Spec, arXiv:2602.16052: drafts for mixtures of experts.
+# - Hydragen, arXiv:2402.05099: attention with a shared prefix, read once.
 # - Efficient Guided Generation for Large Language Models, arXiv:2307.09702, and XGrammar, arXiv:2411.15100: masks from
 #   automata, and how to make them cheap.
 # - Efficient Streaming Language Models with Attention Sinks, arXiv:2309.17453; H2O, arXiv:2306.14048, and SnapKV,
 #   arXiv:2404.14469: keep the keys that get attention.
+#
+# Lab 6 makes the weights smaller, and asks what that does to the answers.
+# [06_compression.ipynb](06_compression.ipynb)

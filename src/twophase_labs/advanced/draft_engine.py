@@ -1,7 +1,7 @@
 """Drafts in the real engine: your drafter in it, workloads to try it on, and what a pass costs."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -79,48 +79,56 @@ class Run:
 
     Attributes:
         outputs: Token ids of each answer.
-        texts: The answers.
-        num_passes: Steps of the model, the prefill's included.
-        num_drafts, num_accepted: Guesses that were verified, and that were right.
-        num_drafting, num_refuted: Steps with drafts, and those of them in which one was wrong.
-        decode_s: Seconds of all steps but those with a prefill.
+        num_steps: Of decoding; steps with a prefill do not count.
+        num_drafting: Those of them that had drafts.
+        num_drafts, num_accepted: Drafts that were verified, and that were accepted.
+        num_looked_at: Drafts that were not behind a rejected one.
+        decode_s: Seconds of the decoding steps.
     """
 
     outputs: tuple[tuple[int, ...], ...]
-    texts: tuple[str, ...]
-    num_passes: int
+    num_steps: int
+    num_drafting: int
     num_drafts: int
     num_accepted: int
-    num_drafting: int
-    num_refuted: int
+    num_looked_at: int
     decode_s: float
 
     @property
-    def num_tokens(self) -> int:
-        return sum(map(len, self.outputs))
+    def tokens_per_s(self) -> float:
+        return (sum(map(len, self.outputs)) - len(self.outputs)) / self.decode_s  # the prefill gives the first of each
 
     @property
-    def tokens_per_s(self) -> float:
-        return (self.num_tokens - len(self.outputs)) / self.decode_s  # the prefill gives the first of each
+    def acceptance(self) -> float:
+        return self.num_accepted / self.num_looked_at if self.num_looked_at else 0.0
 
 
 def run(
-    prompts: Sequence[str], params: SamplingParams, drafter: Drafter | None, gate: SpeculationGate | None = None
+    prompts: Sequence[str],
+    params: SamplingParams,
+    drafter: Drafter | None,
+    gate: SpeculationGate | None = None,
+    *,
+    num_drafts: int = NUM_DRAFTS,
+    together: bool = True,
 ) -> Run:
-    """Answer these prompts together."""
-    with drafting(drafter, gate=gate) as llm:
-        first_step = llm.engine.stats().num_steps
-        answers = llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], params, use_tqdm=False)
+    """Answer these prompts, all together or one after the other."""
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    with drafting(drafter, num_drafts, gate) as llm:
+        first_step, speculator = llm.engine.stats().num_steps, llm.engine.speculator
+        groups = [chats] if together else [[chat] for chat in chats]
+        answers = [answer for group in groups for answer in llm.chat(group, params, use_tqdm=False)]
         steps = [step for step in llm.engine.trace if step.step >= first_step]
     decoding = [step for step in steps if step.num_decodes + step.num_verifying == len(step.chunks)]
+    drafted: Mapping[int, int] = getattr(speculator, "num_drafted", {})  # by place in a run of drafts
+    accepted: Mapping[int, int] = getattr(speculator, "num_accepted", {})
     return Run(
         outputs=tuple(answer.outputs[0].token_ids for answer in answers),
-        texts=tuple(answer.outputs[0].text for answer in answers),
-        num_passes=len(steps),
-        num_drafts=sum(step.num_draft_tokens for step in steps),
-        num_accepted=sum(step.num_accepted_tokens for step in steps),
-        num_drafting=sum(step.num_draft_tokens > 0 for step in steps),
-        num_refuted=sum(step.num_accepted_tokens < step.num_draft_tokens for step in steps),
+        num_steps=len(decoding),
+        num_drafting=sum(step.num_draft_tokens > 0 for step in decoding),
+        num_drafts=sum(drafted.values()),
+        num_accepted=sum(accepted.values()),
+        num_looked_at=sum(min(num, accepted[place - 1]) if place else num for place, num in drafted.items()),
         decode_s=sum(step.schedule_s + step.run_s + step.update_s for step in decoding),
     )
 

@@ -1,9 +1,8 @@
-"""A draft model beside the engine: its probabilities, a drafter that asks your function, and runs that measure both."""
+"""A draft model beside the engine: its probabilities, a drafter that draws from them, and runs that measure both."""
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -13,14 +12,14 @@ from transformers import DynamicCache
 from twophase import SamplingParams
 from twophase.core.plan import StepPlan
 from twophase_features.speculation.drafter import DraftRequest
-from twophase_features.speculation.speculator import GatedSpeculator
+from twophase_labs.advanced import draft_engine
 from twophase_labs.advanced.draft_chance import Chance
+from twophase_labs.advanced.draft_engine import Run
 from twophase_labs.advanced.own_engine import Verify, VerifyingRunner
 from twophase_labs.advanced.prefix_service import shared_engine
 from twophase_labs.advanced.train_draft import DraftNetwork, file_of_draft, load, make, prompts
 
 NextProbs = Callable[[list[int]], np.ndarray]
-DraftWithModel = Callable[[NextProbs, list[int], int, Chance], tuple[list[int], np.ndarray]]
 
 
 def open_draft() -> "SmallModel":
@@ -73,13 +72,25 @@ class SmallModel:
         return self.network.head(hidden[0, -1])
 
 
+def draft_with_model(
+    next_probs: NextProbs, token_ids: list[int], num_draft: int, chance: Chance
+) -> tuple[list[int], np.ndarray]:
+    """One draft behind the other, and the rows `[num_draft, V]` that they were drawn from."""
+    drafts: list[int] = []
+    rows = []
+    for _ in range(num_draft):
+        rows.append(next_probs(token_ids + drafts))
+        drafts.append(chance.draw(rows[-1]))
+    return drafts, np.stack(rows)
+
+
 @final
 class ModelDrafter:
-    """A learner's `draft_with_model` as the engine asks for drafts; the rows q of a run are kept for its verifier."""
+    """A small model as the engine asks for drafts; the rows q of a run are kept for its verifier."""
 
-    def __init__(self, model: SmallModel, draft: DraftWithModel, temperature: int | float, chance: Chance) -> None:
+    def __init__(self, model: SmallModel, temperature: int | float, chance: Chance) -> None:
         self.seconds: list[float] = []  # per draft
-        self._next_probs, self._draft, self._chance = model.next_probs(temperature), draft, chance
+        self._next_probs, self._chance = model.next_probs(temperature), chance
         self._latest: dict[int, tuple[list[int], np.ndarray]] = {}
 
     def note_plan(self, plan: StepPlan) -> None:
@@ -89,7 +100,7 @@ class ModelDrafter:
         proposals = []
         for request in requests:
             start_s = time.perf_counter()
-            drafts, rows = self._draft(
+            drafts, rows = draft_with_model(
                 self._next_probs, list(request.token_ids), request.chunk.num_drafts, self._chance
             )
             self.seconds.append((time.perf_counter() - start_s) / max(1, len(drafts)))
@@ -107,84 +118,30 @@ class ModelDrafter:
         self._latest.pop(seq_id, None)
 
 
-@dataclass(frozen=True)
-class PairRun:
-    """Stories, one request after the other.
-
-    Attributes:
-        num_steps: Of decoding.
-        num_drafted, num_accepted: By place in a run; what comes after the first wrong draft was not looked at.
-        draft_s: Median seconds of making one draft.
-    """
-
-    outputs: tuple[tuple[int, ...], ...]
-    num_steps: int
-    num_drafted: int
-    num_looked_at: int
-    num_accepted: int
-    decode_s: float
-    draft_s: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return (sum(map(len, self.outputs)) - len(self.outputs)) / self.decode_s  # the prefill gives the first of each
-
-    @property
-    def acceptance(self) -> float:
-        return self.num_accepted / self.num_looked_at if self.num_looked_at else 0.0
-
-
 def run(
     asked: Sequence[str],
     temperature: int | float,
     *,
-    drafting: tuple[SmallModel, DraftWithModel, Verify] | None = None,
+    drafting: tuple[SmallModel, Verify] | None = None,
     num_drafts: int = 4,
     num_tokens: int = 28,
     together: bool = False,
     seed: int = 0,
-) -> PairRun:
-    """Answer these prompts, one by one or all `together`, with drafts of a small model or without."""
-    llm = shared_engine()
-    engine: Any = llm.engine
-    first_step, runner, drafter = engine.stats().num_steps, engine._runner, None
-    if drafting is not None:
-        model, draft, verify = drafting
-        drafter = ModelDrafter(model, draft, temperature, Chance(seed))
-        engine.speculator = GatedSpeculator(drafter, num_drafts, None)
-        engine._runner = VerifyingRunner(
-            runner, verify, lambda _: temperature, Chance(seed + 1), rows_of=drafter.rows_of
-        )
+) -> tuple[Run, float]:
+    """Answer these prompts with drafts of a small model or without; the median of the seconds of making a draft."""
     params = SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=seed, ignore_eos=True)
-    groups = [list(asked)] if together else [[one] for one in asked]
-    outputs: list[tuple[int, ...]] = []
-    speculator = engine.speculator
+    if drafting is None:
+        return draft_engine.run(asked, params, None, together=together), 0.0
+    model, verify = drafting
+    drafter = ModelDrafter(model, temperature, Chance(seed))
+    engine: Any = shared_engine().engine
+    runner = engine._runner
+    engine._runner = VerifyingRunner(runner, verify, lambda _: temperature, Chance(seed + 1), rows_of=drafter.rows_of)
     try:
-        for group in groups:
-            answers = llm.chat([[{"role": "user", "content": one}] for one in group], params, use_tqdm=False)
-            outputs += [tuple(answer.outputs[0].token_ids) for answer in answers]
+        drafted = draft_engine.run(asked, params, drafter, num_drafts=num_drafts, together=together)
     finally:
-        engine.speculator, engine._runner = None, runner
-    steps = [
-        step
-        for step in engine.trace
-        if step.step >= first_step and step.num_decodes + step.num_verifying == len(step.chunks)
-    ]
-    num_drafted = num_looked_at = num_accepted = 0
-    if speculator is not None:
-        drafted, accepted = speculator.num_drafted, speculator.num_accepted
-        num_drafted, num_accepted = sum(drafted.values()), sum(accepted.values())
-        # A draft is looked at if those before it were right.
-        num_looked_at = drafted[0] + sum(min(accepted[i], drafted[i + 1]) for i in range(num_drafts - 1))
-    return PairRun(
-        tuple(outputs),
-        len(steps),
-        num_drafted,
-        num_looked_at,
-        num_accepted,
-        sum(step.schedule_s + step.run_s + step.update_s for step in steps),
-        statistics.median(drafter.seconds) if drafter is not None and drafter.seconds else 0.0,
-    )
+        engine._runner = runner
+    return drafted, statistics.median(drafter.seconds)
 
 
 def held_out() -> list[str]:

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from twophase_labs.advanced.draft_pair import PairRun
+from twophase_labs.advanced.draft_engine import Run
 from twophase_tools.colours import COLOURS, INK, LINE
 
 BLUE, ORANGE, GREEN, _, SKY, VERMILION, _ = COLOURS
@@ -96,11 +96,15 @@ def draw_speeds(tokens_per_s: Mapping[str, Mapping[str, float]]) -> Figure:
     return figure
 
 
-def draw_pairs(pairs: Mapping[str, tuple[PairRun, PairRun]]) -> Figure:
-    """Share of right drafts, and speed relative to the run without drafts, a bar for each workload."""
+def draw_pairs(pairs: Mapping[str, tuple[Run, Run]]) -> Figure:
+    """Acceptance rate, and speed relative to the run without drafts, a bar for each workload."""
     figure, panels = plt.subplots(1, 2, figsize=(9.5, 1.2 + 0.42 * len(pairs)), facecolor="white", sharey=True)
     columns = (
-        ("drafts looked at that were right (%)", [100 * drafted.acceptance for _, drafted in pairs.values()], "{:.0f}"),
+        (
+            "drafts looked at that were accepted (%)",
+            [100 * drafted.acceptance for _, drafted in pairs.values()],
+            "{:.0f}",
+        ),
         (
             "speed, without drafts = 1",
             [one.tokens_per_s / plain.tokens_per_s for plain, one in pairs.values()],

@@ -28,7 +28,7 @@ def draw_choices(written: Sequence[str], num_allowed: Sequence[int], num_tokens:
     labels = [text.replace(" ", "␣") for text in written]
     axes.set_xticks(range(len(written)), labels, rotation=60, ha="right", fontsize=9)
     axes.set_xlabel("token written (␣ is a space)")
-    axes.set_title("Where the form decides (hatched: one token is possible) and where the model does", loc="left")
+    axes.set_title("Where the grammar decides (hatched: one token is possible) and where the model does", loc="left")
     axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
     return figure

@@ -30,6 +30,19 @@ def attention_weights(num_tokens: int, layers: Sequence[int] = LAYERS) -> Float[
     return torch.stack([weights[layer][0] for layer in layers])
 
 
+def heavy_hitters(weights: Float[Tensor, "T T"], budget: int, num_recent: int) -> list[int]:
+    """The positions that a cache of `budget` slots of one head holds after the last token."""
+    scores, held = [0.0] * len(weights), list[int]()
+    for query, row in enumerate(weights.tolist()):
+        held.append(query)
+        for key in held:
+            scores[key] += row[key]
+        if len(held) > budget:
+            may_go = held[: len(held) - num_recent]
+            held.remove(min(may_go, key=lambda key: scores[key]))
+    return held
+
+
 def shares_kept(weights: Float[Tensor, "L H T T"], num_read: int, keep: Keep) -> Float[Tensor, "L H"]:
     """Of the attention that the queries from `num_read` on give to earlier keys, the share of those that are kept.
 

@@ -162,7 +162,7 @@ class OwnGuidance:
     because the state of a completion follows from its tokens.
 
     Attributes:
-        advance, count: `advance` and `num_allowed` of exercises 5.7 and 5.12.
+        advance, count: `advance` and `num_allowed` of exercises 5.7 and 5.10.
         masks, texts: The words of `Constraint.allowed_after` by state, and the texts of all tokens.
     """
 

@@ -11,7 +11,7 @@ from matplotlib.patches import FancyArrow, Rectangle
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 BLUE, ORANGE, GREEN, PINK, SKY, VERMILION, YELLOW = COLOURS
-OF_SEVERAL, OF_ONE = (BLUE, ORANGE, VERMILION, SKY), (GREEN, PINK, YELLOW)
+OF_SEVERAL, OF_ONE = (VERMILION, YELLOW), (GREEN, PINK, BLUE)  # not the colours of the two phases
 WIDTH, HEIGHT = 0.86, 0.62
 
 Block = tuple[str, bytes | None]  # what stands in it; its hash, None where it is not full

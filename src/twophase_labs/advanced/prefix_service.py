@@ -8,6 +8,7 @@ from twophase import LLM, SamplingParams
 from twophase.core.request import RequestMetrics
 
 BLOCK = 16
+DOCUMENT, QUESTION = 480, 16  # tokens
 FIRST_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 Ask = Callable[[Sequence[int]], float]  # a prompt in, seconds to its first token out
@@ -58,3 +59,8 @@ def first_token(llm: LLM, token_ids: Sequence[int], salt: str = "") -> RequestMe
 def forget_prefixes(llm: LLM) -> None:
     """Start with an empty prefix cache."""
     llm.scheduler.cache.reset_prefix_cache()
+
+
+def prompt_of(first_id: int, num_tokens: int) -> list[int]:
+    """Token ids that nobody else uses; what they say makes no difference to the time."""
+    return list(range(first_id, first_id + num_tokens))

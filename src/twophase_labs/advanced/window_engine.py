@@ -1,4 +1,4 @@
-"""The engine with a learner's window: the mask in its attention, the kept blocks in its cache manager."""
+"""The engine with a learner's window: the kept blocks in its cache manager."""
 
 import math
 import uuid
@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from twophase import LLM
-from twophase.attention.interface import AttentionSpec
-from twophase.attention.torch_backend import TorchBackend
 from twophase.model.tokenizer import Tokenizer
 from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
 from twophase_features.windows.sliding_window import SlidingWindow
@@ -26,20 +24,7 @@ BLOCK_SIZE = 16
 CHUNK = 64  # tokens of the text that a step reads
 NUM_TOKENS = 1024
 
-Visible = Callable[[Any, Any, int, int], Any]
 KeptBlocks = Callable[[int, int, int, int], list[int]]
-
-
-class OwnMask(TorchBackend):
-    """The torch backend, whose queries see what `visible` says."""
-
-    def __init__(self, visible: Visible, spec: AttentionSpec) -> None:
-        super().__init__(spec, BLOCK_SIZE)
-        self._visible = visible
-
-    def _in_window(self, queries: Int[Tensor, "a 1"], keys: Int[Tensor, "*b"]) -> Bool[Tensor, "..."]:
-        assert self.spec.window is not None
-        return self._visible(queries, keys, self.spec.window, self.spec.num_sinks)
 
 
 @dataclass(frozen=True)
@@ -87,18 +72,14 @@ def full_engine() -> LLM:
     return engine()
 
 
-def windowed_engine(
-    kept_blocks: KeptBlocks, window: int, num_sinks: int, pool: int, visible: Visible | None = None
-) -> LLM:
-    """The same with your blocks, and your mask if there is one, in a pool of so many pages."""
+def windowed_engine(kept_blocks: KeptBlocks, window: int, num_sinks: int, pool: int) -> LLM:
+    """The same with your blocks, in a pool of so many pages."""
     own = OwnWindow(window, num_sinks, kept_blocks)
-    mask = {} if visible is None else {"attention_backend": partial(OwnMask, visible)}
     return engine(
         sliding_window=window,
         num_attention_sinks=num_sinks,
         cache_factory=partial(WindowedCache, window=own),
         num_kv_blocks=pool,
-        **mask,
     )
 
 

@@ -43,8 +43,8 @@ TERMS = (
         ("[Pp]ages?",),
     ),
     Term("block table", "the blocks that hold a sequence's tokens, in the sequence's order", "page table"),
-    Term("slot", "the place of one token in the pool of keys and values", not_words=("seats?", "batch slots?")),
-    Term("sequence place", "one of the `max_num_seqs` places for running sequences", "slot"),
+    Term("slot", "the place of one token in the pool of keys and values", not_words=("seats?",)),
+    Term("batch slot", "one of the `max_num_seqs` places for running sequences", "sequence place, slot"),
     Term(
         "tile",
         "the part of a matrix, some queries and some keys, that one program of a kernel works on at once",

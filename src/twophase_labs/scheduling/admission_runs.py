@@ -9,9 +9,8 @@ from typing import Any
 from twophase_labs.scheduling.hidden_lengths import MAX_OUTPUT_TOKENS, play
 from twophase_labs.scheduling.pressure import COST, CROWDED
 from twophase_tools.load.lengths import LogNormalLengths
+from twophase_tools.load.steps import num_tokens
 from twophase_tools.load.workloads import TimedRequest
-from twophase_tools.simulate.cost_model import CostModel, LinearCostModel, StepCost
-from twophase_tools.simulate.step_load import StepLoad
 
 NUM_REQUESTS, PROMPT_TOKENS = 100, 16
 SEEDS = (0, 1, 2)
@@ -35,25 +34,6 @@ class Admitted:
     elapsed_s: float
 
 
-class Counted(CostModel):
-    """A cost model that counts what it is asked for."""
-
-    def __init__(self, model: LinearCostModel) -> None:
-        self.model, self.num_tokens, self.num_decodes, self.num_steps = model, 0, 0, 0
-
-    def overhead_s(self, num_chunks: int | float) -> tuple[float | int, float | int]:
-        return self.model.overhead_s(num_chunks)
-
-    def run_s(self, load: StepLoad) -> Any:
-        return self.model.run_s(load)
-
-    def cost(self, load: StepLoad) -> StepCost:
-        self.num_tokens += int(load.num_tokens)
-        self.num_decodes += int(load.num_samples)
-        self.num_steps += 1
-        return self.model.cost(load)
-
-
 def workload(seed: int) -> list[TimedRequest]:
     """All at once; each may become MAX_OUTPUT_TOKENS long, and few do."""
     rng = random.Random(f"admission {seed}")
@@ -67,12 +47,12 @@ def admitted(limits: Mapping[str, Any]) -> Admitted:
 
 
 def _run(seed: int, limits: Mapping[str, Any]) -> tuple[float, float, float, float]:
-    requests, cost = workload(seed), Counted(COST)
-    records = play(requests, None, CROWDED | dict(limits), cost)
+    requests = workload(seed)
+    records, steps = play(requests, None, CROWDED | dict(limits), COST)
     needed = sum(one.num_prompt_tokens + one.num_output_tokens - 1 for one in requests)
     return (
         sum(record.num_preemptions for record in records),
-        cost.num_tokens / needed,
-        cost.num_decodes / cost.num_steps,
+        sum(map(num_tokens, steps)) / needed,
+        mean(step.num_decodes for step in steps),
         max(float(record.finished_s or 0) for record in records),
     )

@@ -48,13 +48,13 @@ def limits_of(limits: Mapping[str, Any]) -> dict[str, Any]:
     if odd:
         raise ConfigError(f"the limits that you may set are {', '.join(LIMITS)}; {odd[0]} is none of them.")
     if limits.get("max_num_seqs", 1) > LIMITS["max_num_seqs"]:
-        raise ConfigError(f"the machine has {LIMITS['max_num_seqs']} sequence places, got {limits['max_num_seqs']}.")
+        raise ConfigError(f"the machine has {LIMITS['max_num_seqs']} batch slots, got {limits['max_num_seqs']}.")
     return POOL | LIMITS | dict(limits)
 
 
 def serve(policy: Policy, limits: Mapping[str, Any] | None = None, seed: int = 0) -> list[RequestRecord]:
     """A fresh policy on the traffic of a seed."""
-    return play(traffic(seed), policy, limits_of(limits or {}), COST, SLO.ttft_s)
+    return list(play(traffic(seed), policy, limits_of(limits or {}), COST, SLO.ttft_s).records)
 
 
 def score(records: Sequence[RequestRecord], slo: Slo = SLO) -> float:

@@ -15,7 +15,7 @@ Admits = Callable[[Held, list[Held], int, int, int, float], bool]
 
 @final
 class GatedPolicy(Policy):
-    """Decodes first, then prefills, and newcomers for whom `can_admit` says yes."""
+    """Decodes first, then prefills, and waiting requests for which `can_admit` says yes."""
 
     def __init__(self, can_admit: Admits, cache: CacheManager, watermark: float) -> None:
         self.can_admit, self.cache, self.watermark = can_admit, cache, watermark
@@ -45,7 +45,7 @@ def _held(sequence: Sequence) -> Held:
 
 
 def gated_scheduler(limits: dict[str, Any], can_admit: Admits, watermark: float = 0.0) -> Scheduler:
-    """A scheduler that leaves no headroom of its own: whoever fits is let in, if `can_admit` agrees."""
+    """A scheduler that leaves no headroom of its own: a request that fits is admitted if `can_admit` agrees."""
     options = dict(limits)
     cache = CacheManager(options.pop("num_blocks"), options.pop("block_size"), enable_prefix_caching=False)
     config = SchedulerConfig(**options | {"reserve_growth": False})

@@ -11,8 +11,7 @@ from typing import Any
 from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.policy import Policy
 from twophase_labs.scheduling.virtual import TooManyStepsError as TooManyStepsError
-from twophase_labs.scheduling.virtual import serve
-from twophase_tools.load.records import RequestRecord
+from twophase_labs.scheduling.virtual import VirtualRun, serve
 from twophase_tools.load.workloads import TimedRequest
 from twophase_tools.simulate.cost_model import CostModel
 from twophase_tools.simulate.limits import make_scheduler
@@ -29,7 +28,7 @@ def play(
     limits: Mapping[str, Any],
     cost: CostModel,
     ttft_slo_s: float | None = None,
-) -> list[RequestRecord]:
+) -> VirtualRun:
     """Serve a workload (no answer longer than `MAX_OUTPUT_TOKENS`) to its end; what became of each request.
 
     Raises:
@@ -45,11 +44,10 @@ def play(
         )
         for each in timed
     ]
-    run = serve(
+    return serve(
         make_scheduler(dict(limits), policy),
         asked,
         lambda plan: float(cost.cost(load_of(plan)).total_s),
         lambda name, number: END if number + 1 == lengths[name] else WORD,
         max_steps=MAX_STEPS,
     )
-    return list(run.records)

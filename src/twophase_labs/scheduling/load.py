@@ -6,7 +6,7 @@ from twophase_tools.load.arrivals import Poisson
 from twophase_tools.load.lengths import UniformLengths
 from twophase_tools.load.workloads import RandomWorkload, TimedRequest
 
-NUM_DRAWN, NUM_PLACES, LONGEST = 400, 8, 200
+NUM_DRAWN, MAX_NUM_SEQS, LONGEST = 400, 8, 200
 
 
 def drawn_lengths() -> list[int]:

@@ -1,11 +1,9 @@
-"""Answers that prove the checks of exercises 5.9 and 5.11."""
+"""Answers that prove the check of exercise 5.9."""
 
 from twophase_labs.machine.bank import right, wrong
 
 SHORT, WINDOW, SINKS = "keeps all of a short sequence", "keeps what the next token sees", "keeps the sinks"
-GIVES, ORDER, FUTURE = "gives up what nobody sees", "names each block once, in order", "hides the future"
-ITSELF, SEES, POSITIONS = "sees itself and window - 1 before", "sees the sinks", "goes by positions"
-SEES_AS, ROWS = "sees as far as the window", "takes several sequences"
+GIVES, ORDER = "gives up what nobody sees", "names each block once, in order"
 
 NAMES_A_BLOCK_TWICE = """
 num_blocks = -(-num_tokens // block_size)
@@ -45,25 +43,5 @@ BANKS = {
         wrong("names a block twice", {1: NAMES_A_BLOCK_TWICE}, by=ORDER),
         right("as two ranges", {1: AS_TWO_RANGES}),
         right("token by token", BY_TOKENS),
-    ),
-    "5.11": (
-        wrong("sees the future", {1: "keys == keys"}, by=FUTURE),
-        wrong("sinks from everywhere", {4: "is_past & in_window | is_sink"}, by=FUTURE),
-        wrong("one key too few", {2: "keys > queries - window + 1"}, by=ITSELF),
-        wrong("no sinks", {4: "is_past & in_window"}, by=SEES),
-        wrong("sinks must be in the window", {4: "is_past & in_window & ((num_sinks == 0) | is_sink)"}, by=SEES),
-        wrong("the first columns are sinks", "keys < num_sinks", "torch.arange(keys.shape[-1]) < num_sinks",
-              by=POSITIONS),
-        wrong("windows of at most 4096", {2: "keys > queries - min(window, 4096)"}, by=SEES_AS),
-        wrong("one sequence alone",
-              "is_past = keys <= queries\n    in_window = keys > queries - window\n    is_sink = keys < num_sinks\n    return is_past & (in_window | is_sink)",
-              "q, k = (queries.flatten()[:, None], keys.flatten())\n    return (k <= q) & ((k > q - window) | (k < num_sinks))",
-              by=ROWS),
-        right("by the first key",
-              "is_past = keys <= queries\n    in_window = keys > queries - window\n    is_sink = keys < num_sinks\n    return is_past & (in_window | is_sink)",
-              "first = torch.where(keys < num_sinks, torch.zeros_like(queries), queries - window + 1)\n    return torch.logical_and(keys >= first, keys <= queries)"),
-        right("by distance",
-              "is_past = keys <= queries\n    in_window = keys > queries - window\n    is_sink = keys < num_sinks\n    return is_past & (in_window | is_sink)",
-              "distance = queries - keys\n    return (distance >= 0) & ((distance < window) | (keys < num_sinks))"),
     ),
 }

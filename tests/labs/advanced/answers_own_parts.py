@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 5.12."""
+"""Answers that prove the check of exercise 5.10."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -39,7 +39,7 @@ def num_allowed(advance, machine, state, drafts, texts):
 
 # fmt: off
 BANKS = {
-    "5.12": (
+    "5.10": (
         wrong("all full blocks", {1: "num_tokens // block_size"}, by=LAST),
         wrong("one block more", {1: "(num_tokens - 1) // block_size + 1"}, by=LAST),
         wrong("asks for pending ones", {2: "False"}, by=PENDING),

@@ -19,7 +19,4 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
         "a whole number is below a quotient exactly if it is below the next whole number": ("num_sinks / ",),
         "every block is at or after one that is below 0": ("= num_tokens", "max(-"),
     },
-    "5.10": {
-        "all scores begin alike: their order is the same": ("= ([1", "= ([-"),
-    },
 }

@@ -121,7 +121,7 @@ def test_drafts_of_a_model_leave_greedy_tokens_as_they_are(solved, num_layers):
     requests = [Asked({"prompt_token_ids": [5 + i, 9, 70 + i]}, params) for i in range(4)]
     plain = serve(open_engine(model=folder, **OPTIONS), requests)
     llm = open_engine(model=folder, **OPTIONS)
-    drafter = ModelDrafter(SmallModel(network(num_layers)), solved["draft_with_model"], 0, Chance(0))
+    drafter = ModelDrafter(SmallModel(network(num_layers)), 0, Chance(0))
     llm.engine.speculator = GatedSpeculator(drafter, 3, None)
     llm.engine._runner = VerifyingRunner(
         llm.engine._runner, solved["verify"], lambda _: 0.0, Chance(1), rows_of=drafter.rows_of

@@ -12,7 +12,6 @@ import pytest
 from twophase_labs.decode import run_pictures
 from twophase_labs.machine import themes
 from twophase_labs.machine.pictures import draw_block_tables
-from twophase_labs.scheduling import prediction_pictures
 from twophase_tools.colours import DECODE, PREFILL
 from twophase_tools.load import pictures
 
@@ -43,7 +42,6 @@ def test_a_block_outside_the_picture_is_refused():
 def test_prefill_and_decode_have_one_colour_each():
     assert pictures.SPAN_COLOURS["prefill"] == run_pictures.PREFILL_STYLE["facecolor"] == PREFILL
     assert pictures.SPAN_COLOURS["decode"] == run_pictures._decode_style(1)["facecolor"] == DECODE
-    assert [colour for _, colour, *_ in prediction_pictures.PHASES] == [PREFILL, DECODE]
 
 
 def test_each_cell_that_names_the_course_has_the_style_for_dark_themes(monkeypatch):

@@ -2,26 +2,30 @@
 
 from twophase_labs.machine.bank import right, wrong
 
-ALONE, FREE, JOIN = "runs one request", "fills a place as soon as it is free", "lets requests join while others run"
+ALONE, FREE, JOIN = (
+    "runs one request",
+    "fills a batch slot as soon as it is free",
+    "lets requests join while others run",
+)
 
 WAITS_FOR_ALL = """
-def iteration_level(arrivals, lengths, num_places):
+def iteration_level(arrivals, lengths, max_num_seqs):
     spans, now = [], 0
     while len(spans) < len(lengths):
         now = max(now, arrivals[len(spans)])
-        there = [l for a, l in zip(arrivals[len(spans):], lengths[len(spans):]) if a <= now][:num_places]
+        there = [l for a, l in zip(arrivals[len(spans):], lengths[len(spans):]) if a <= now][:max_num_seqs]
         spans += [(now, now + l) for l in there]
         now += max(there)
     return spans
 """
 AN_IDLE_CLOCK_STANDS = """
-def iteration_level(arrivals, lengths, num_places):
+def iteration_level(arrivals, lengths, max_num_seqs):
     waiting = deque(range(len(lengths)))
     tokens_left = {}
     first, spans, now = {}, {}, 0
     while waiting or tokens_left:
         num_there = sum(arrivals[request] <= now for request in list(waiting)[:16])
-        num_free = num_places - len(tokens_left)
+        num_free = max_num_seqs - len(tokens_left)
         for _ in range(min(num_free, num_there)):
             request = waiting.popleft()
             tokens_left[request] = lengths[request]
@@ -37,8 +41,8 @@ def iteration_level(arrivals, lengths, num_places):
 HEAP = """
 import heapq
 
-def iteration_level(arrivals, lengths, num_places):
-    free = [0] * num_places
+def iteration_level(arrivals, lengths, max_num_seqs):
+    free = [0] * max_num_seqs
     spans, started = [], 0
     for arrival, length in zip(arrivals, lengths):
         started = max(arrival, started, heapq.heappop(free))
@@ -47,13 +51,13 @@ def iteration_level(arrivals, lengths, num_places):
     return spans
 """
 COMPUTES_THE_FIRST_FROM = """
-def iteration_level(arrivals, lengths, num_places):
+def iteration_level(arrivals, lengths, max_num_seqs):
     waiting = deque(range(len(lengths)))
     tokens_left = {}
     first, spans, now = {}, {}, 0
     while waiting or tokens_left:
         num_there = sum(arrivals[request] <= now for request in waiting)
-        num_free = num_places - len(tokens_left)
+        num_free = max_num_seqs - len(tokens_left)
         for _ in range(min(num_free, num_there)):
             request = waiting.popleft()
             tokens_left[request] = lengths[request]
@@ -72,7 +76,7 @@ BANKS = {
     "4.2": (
         wrong("the last token is lost", "left[request] == 0", "left[request] == 1", by=ALONE),
         wrong("the length of another", "lengths[request], now", "lengths[0], now", by=FREE),
-        wrong("slots without end", " and len(left) < num_places", "", by=FREE),
+        wrong("slots without end", " and len(left) < max_num_seqs", "", by=FREE),
         wrong("request-level after all", WAITS_FOR_ALL, by=FREE),
         wrong("an idle clock stands still", AN_IDLE_CLOCK_STANDS, by=JOIN),
         right("a heap of free slots", HEAP),

@@ -4,7 +4,7 @@ from twophase_labs.machine.bank import right, wrong
 
 LETS_ALL, TAKES_FROM = "lets all go on while there is room", "takes from the worst rank"
 LETS_THE, GOES_ON = "lets the worst yield itself", "goes on with the blocks set free"
-TAKES_AS, COUNTS_THE = "takes as many as it needs", "counts the newcomer's blocks"
+TAKES_AS, COUNTS_THE = "takes as many as it needs", "counts the blocks of the waiting request"
 KEEPS_NOTHING, LEAVES_A = "keeps nothing for one that cannot grow", "leaves a block for each that may grow"
 KEEPS_THE, GIVES_ALL = "keeps the watermark", "gives all to one that is alone"
 HOLDS_FOR = "holds for any block size and length"
@@ -70,12 +70,12 @@ def plan_decodes(running, num_free):
     return [names[True], names[False]]
 """
 ADMIT_LOOP = """
-def can_admit(newcomer, running, num_free, num_blocks, block_size, watermark):
+def can_admit(waiting, running, num_free, num_blocks, block_size, watermark):
     left = num_free
-    for _ in range(0, newcomer.num_tokens, block_size):
+    for _ in range(0, waiting.num_tokens, block_size):
         left -= 1
     if running:
-        for one in [newcomer, *running]:
+        for one in [waiting, *running]:
             slots = one.num_tokens + (-one.num_tokens) % block_size
             left -= one.max_num_tokens > slots + 1
         left -= math.ceil(watermark * num_blocks)
@@ -111,6 +111,6 @@ BANKS = {
               by=HOLDS_FOR),
         right("takes away step by step", ADMIT_LOOP),
         right("ceil",
-              {1: "math.ceil(num_tokens / block_size)", 6: "num_free - kept >= blocks_of(newcomer.num_tokens)"}),
+              {1: "math.ceil(num_tokens / block_size)", 6: "num_free - kept >= blocks_of(waiting.num_tokens)"}),
     ),
 }

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 4.9."""
+"""Answers that prove the check of exercise 4.10."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -81,7 +81,7 @@ my_limits = {"max_num_seqs": 40, "max_num_batched_tokens": 300}
 
 # fmt: off
 BANKS = {
-    "4.9": (
+    "4.10": (
         wrong("more blocks than there are", '"max_num_seqs": 64, "max_num_batched_tokens": 512', "'num_blocks': 5000",
               by=KEEPS_TO),
         wrong("lets nothing in", NEVER_PREFILLS, by=SERVES_EVERY),

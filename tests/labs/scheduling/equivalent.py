@@ -5,8 +5,8 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
         "each request has an arrival and a length": ("arrivals))]",),
         "nothing arrives before step 0, so a step before it does nothing": ("{}, -",),
     },
-    "4.9": {
-        "there are 64 sequence places at most": ("64) +",),
+    "4.10": {
+        "there are 64 batch slots at most": ("64) +",),
         "another policy, which reaches the goal as well: the exercise grades what a policy reaches": (
             "needs_s +",
             "now_s -",

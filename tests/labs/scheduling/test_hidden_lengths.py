@@ -16,7 +16,7 @@ def test_with_room_for_all_it_is_the_packages_simulator() -> None:
     """Lengths matter to admission alone; where all fit, times must agree to the last digit."""
     workload = traffic(3, num_requests=60)
     limits = POOL | LIMITS | {"num_blocks": 20_000}
-    ours = play(workload, PriorityPolicy(), limits, COST)
+    ours = play(workload, PriorityPolicy(), limits, COST).records
     theirs = simulate(requests_of(workload), make_scheduler(limits), COST).records
     times = [[record.token_times_s for record in records] for records in (ours, theirs)]
     assert times[0] == times[1]

@@ -1,4 +1,4 @@
-"""What the checks of 4.6 and 4.9 tell a learner besides that something fails."""
+"""What the checks of 4.6 and 4.10 tell a learner besides that something fails."""
 
 from types import SimpleNamespace
 

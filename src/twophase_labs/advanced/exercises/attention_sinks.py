@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import torch
-
-from twophase_labs.machine.checks import Draw, amount, compare, integers, reject, unchanged
+from twophase_labs.machine.checks import Draw, amount, compare, integers, reject
 from twophase_labs.machine.exercise import exercise
 
 SINKS = exercise(
@@ -125,95 +123,3 @@ def keeps_long(answer: Any, draw: Draw) -> None:
     # More than a thousand tokens, and a block size that is no power of two.
     for sizes in ((1300, 12, 20, 5), (700, 16, 300, 40), (1303, 24, 30, 0)):
         compare(asked_for(answer, *sizes), blocks_to_come(*sizes), what=told(*sizes))
-
-
-MASK = exercise("5.11", "What a token sees", "visible", points=2, minutes=6, lines=3, is_extra=True, time_limit_s=10)
-MASK.objective = "write the mask of a window with sinks, by positions"
-MASK.hints = (
-    "Three conditions on a key's position: not in the future; in the window, or a sink.",
-    "The window holds `window` positions and ends with the query's own: the first is queries - window + 1.",
-    "Sinks are early, not exempt: a query at position 1 does not see a sink at position 3. And & binds like | does "
-    "not: use brackets.",
-)
-
-
-def mask_of(answer: Any, queries: torch.Tensor, keys: torch.Tensor, window: int, num_sinks: int) -> torch.Tensor:
-    with unchanged(queries=queries, keys=keys):
-        got = answer.visible(queries, keys, window, num_sinks)
-    shape = torch.broadcast_shapes(queries.shape, keys.shape)
-    if not isinstance(got, torch.Tensor):
-        reject(f"the mask should be a tensor; got {got!r}")
-    if got.shape != shape or got.dtype != torch.bool:
-        reject(f"the mask has shape {list(got.shape)} and dtype {got.dtype}, expected {list(shape)} and torch.bool")
-    return got
-
-
-def require_mask(answer: Any, queries: torch.Tensor, keys: torch.Tensor, window: int, num_sinks: int, of: str) -> None:
-    """`of`: 'future', 'window', 'sinks' or 'all': which keys to look at."""
-    got = mask_of(answer, queries, keys, window, num_sinks)
-    all_queries, all_keys = torch.broadcast_tensors(queries, keys)
-    for query, key, seen in zip(
-        all_queries.flatten().tolist(), all_keys.flatten().tolist(), got.flatten().tolist(), strict=True
-    ):
-        kind = "future" if key > query else "sinks" if key < num_sinks else "window"
-        if of not in ("all", kind) or seen == is_seen(query, key, window, num_sinks):
-            continue
-        reject(
-            f"with window {window} and {amount(num_sinks, 'sink')} the query at {query} "
-            f"{'sees' if seen else 'does not see'} the key at {key}; it should{' not' if seen else ''}"
-        )
-
-
-def both(num_tokens: int, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    positions = torch.arange(start, start + num_tokens)
-    return positions[:, None], positions
-
-
-@MASK.check("hides the future", num_tokens=(1, 8))
-def hides_future(answer: Any, draw: Draw, num_tokens: int) -> None:
-    """No key after the query, and a sink after the query is a key after the query."""
-    require_mask(answer, *both(num_tokens), 3, 0, "future")
-    require_mask(answer, *both(num_tokens), 3, 4, "future")
-
-
-@MASK.check("sees itself and window - 1 before", num_tokens=(1, 9))
-def sees_window(answer: Any, draw: Draw, num_tokens: int) -> None:
-    """A window of 1 sees the token alone; one as long as the text sees everything before."""
-    for window in (1, 2, 5, num_tokens):
-        require_mask(answer, *both(num_tokens, start=10), window, 0, "window")
-
-
-@MASK.check("sees the sinks", num_tokens=(2, 12, 100))
-def sees_sinks(answer: Any, draw: Draw, num_tokens: int) -> None:
-    """The first num_sinks positions of the text, 0 to num_sinks - 1, for every query from then on."""
-    for num_sinks in (1, 4):
-        require_mask(answer, *both(num_tokens), 3, num_sinks, "all")
-
-
-@MASK.check("goes by positions")
-def takes_positions(answer: Any, draw: Draw) -> None:
-    """The cache has gaps, and a chunk begins in the middle: which row or column it is says nothing."""
-    # A chunk of queries in the middle of a text, keys with a gap, and pages in any order.
-    for _ in range(10):
-        window, num_sinks, start = draw.integer(2, 12), draw.integer(0, 5), draw.integer(20, 60)
-        queries = torch.arange(start, start + draw.integer(1, 5))
-        keys = torch.cat([torch.arange(4), torch.arange(start - window - 2, start + len(queries))])
-        require_mask(answer, queries[:, None], keys, window, num_sinks, "all")
-        require_mask(answer, queries[:, None], keys[draw.permutation(len(keys))], window, num_sinks, "all")
-
-
-@MASK.check("sees as far as the window")
-def sees_far(answer: Any, draw: Draw) -> None:
-    """Windows have thousands of positions, texts even more."""
-    # A window of thousands, far from the start.
-    queries, keys = torch.tensor([[100_000], [70_000]]), torch.tensor([0, 3, 4, 60_000, 67_233, 67_234, 70_000, 97_233])
-    require_mask(answer, queries, keys, 32_767, 4, "all")
-    require_mask(answer, queries, keys, 2_768, 0, "all")
-
-
-@MASK.check("takes several sequences")
-def takes_rows(answer: Any, draw: Draw) -> None:
-    """With queries [3, 1] and keys [3, 9] the result is [3, 9]: plain comparisons broadcast by themselves."""
-    # Several sequences at once, each with its own keys.
-    lengths = draw.integers(5, 50, 3, 1)
-    require_mask(answer, lengths, (lengths - draw.integers(0, 12, 3, 9)).clamp(min=0), 6, 2, "all")

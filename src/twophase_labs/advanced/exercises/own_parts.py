@@ -20,7 +20,7 @@ from twophase_labs.machine.checks import Draw, amount, compare, reject
 from twophase_labs.machine.exercise import exercise
 
 TIMING = exercise(
-    "5.12", "Wire them", "names_to_ask num_allowed", points=3, minutes=7, lines=4, difficulty=2, time_limit_s=60
+    "5.10", "Wire them", "names_to_ask num_allowed", points=3, minutes=7, lines=4, difficulty=2, time_limit_s=60
 )
 TIMING.objective = "make parts that are right alone right together"
 TIMING.hints = (

@@ -1,32 +1,19 @@
-"""4.10 to 4.12 Knowledge check."""
+"""4.11 and 4.12 Knowledge check."""
 
 from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Choice, Matching
 
-ANSWER_4_10 = exercise("4.10", "Which number would have told?", kind="matching", points=2, minutes=3)
-ANSWER_4_10.objective = "choose the metric that shows a complaint"
-ANSWER_4_10.question = Matching(
-    "abcde",
-    {
-        "nothing appears for a long time, then it goes fast": "61dc41402f784654",
-        "the text stops in mid-sentence, now and then, and goes on": "f977276ade8edcd5",
-        "the text comes evenly, but slower than one reads": "ff35b2802c96227d",
-        "the machine is busy, and hardly anybody gets what was promised": "871024a99074ffe8",
-        "a night's batch of a million summaries takes until noon": "bd2afce3a54c42c3",
-    },
-    hint="Is the complaint about the start, about the text as it appears, or about the machine?",
-)
-
 ANSWER_4_11 = exercise("4.11", "Symptoms of a schedule", kind="matching", points=2, minutes=3)
 ANSWER_4_11.objective = "tell scheduling troubles by their symptoms"
 ANSWER_4_11.question = Matching(
-    "abcde",
+    "abcdefg",
     {
         "tokens of running answers stop whenever a long prompt comes": "7c851c34e63aad14",
         "many more tokens computed than requested": "31e51756b5a3feb5",
         "one class gets no first tokens as long as another is busy": "47f9c5adb4a23dae",
         "short prompts get their first tokens in a bunch, after a long one's": "c88613be8dffbb50",
-        "throughput as ever, and hardly any promise kept": "cee2f99f5f79e988",
+        "throughput as before, and hardly any SLO met": "92facf222ab8d23d",
+        "every step of a small model on a fast GPU is 1 ms longer than its kernels": "1cdc6190ea8a2f77",
     },
     hint="Which ones are about decodes, which about the queue, and which about memory?",
 )

@@ -114,25 +114,23 @@ def any_crowd(answer: Any, draw: Draw, num: int) -> None:
         require_plan(answer, crowd(draw, num), draw.integer(0, 3))
 
 
-ADMIT = exercise(
-    "4.8", "Room for a newcomer?", "can_admit", points=3, minutes=10, lines=4, difficulty=2, time_limit_s=15
-)
+ADMIT = exercise("4.8", "Room for one more?", "can_admit", points=3, minutes=10, lines=4, difficulty=2, time_limit_s=15)
 ADMIT.objective = "admit with headroom and a watermark"
 ADMIT.hints = (
-    "Three numbers: blocks the newcomer needs now, blocks to keep, blocks free.",
-    "A sequence grows beyond its blocks if it may ever *write* more tokens than they have slots. The newcomer may "
+    "Three numbers: blocks the waiting request needs now, blocks to keep, blocks free.",
+    "A sequence grows beyond its blocks if it may ever *write* more tokens than they have slots. The waiting one may "
     "grow as well.",
     "For `may_grow`: how many slots have `blocks_of(one.num_tokens)` blocks? The most that it can write is one "
     "token less than `max_num_tokens`, since the last token that it samples is never written.",
 )
 
 
-def require(answer: Any, expected: bool, newcomer: Held, running: list[Held], free: int, watermark: float) -> None:
-    got = answer.can_admit(newcomer, list(running), free, 20, 4, watermark)
+def require(answer: Any, expected: bool, waiting: Held, running: list[Held], free: int, watermark: float) -> None:
+    got = answer.can_admit(waiting, list(running), free, 20, 4, watermark)
     if bool(got) != expected:
         reject(
             f"can_admit says {got!r}, expected {expected}",
-            f"newcomer {newcomer}; blocks of 4, {free} of 20 free, watermark {watermark}",
+            f"waiting {waiting}; blocks of 4, {free} of 20 free, watermark {watermark}",
             *[str(one) for one in running],
         )
 
@@ -140,14 +138,14 @@ def require(answer: Any, expected: bool, newcomer: Held, running: list[Held], fr
 DONE_GROWING = Held(7, 9)  # 2 blocks of 4; its last token is never written, so it needs no third
 
 
-@ADMIT.check("counts the newcomer's blocks")
+@ADMIT.check("counts the blocks of the waiting request")
 def counts_its_blocks(answer: Any, draw: Draw) -> None:
     """As many as hold all the tokens it has now, rounded up; exactly that many free ones are enough."""
     # Nothing else runs, so nothing else counts.
     for num_tokens, num_needed in ((4, 1), (5, 2), (9, 3)):
-        newcomer = Held(num_tokens, num_tokens + 1)
-        require(answer, True, newcomer, [], num_needed, 0.0)
-        require(answer, False, newcomer, [], num_needed - 1, 0.0)
+        waiting = Held(num_tokens, num_tokens + 1)
+        require(answer, True, waiting, [], num_needed, 0.0)
+        require(answer, False, waiting, [], num_needed - 1, 0.0)
 
 
 @ADMIT.check("keeps nothing for one that cannot grow")
@@ -155,18 +153,18 @@ def keeps_nothing_for_those_at_their_end(answer: Any, draw: Draw) -> None:
     """Is something kept for a sequence that cannot outgrow its blocks? Its slots are those of all its blocks, and
     the last token is never written."""
     for num_tokens, num_needed in ((4, 1), (5, 2), (9, 3)):
-        newcomer = Held(num_tokens, num_tokens + 1)
-        require(answer, True, newcomer, [DONE_GROWING], num_needed, 0.0)
-        require(answer, False, newcomer, [DONE_GROWING], num_needed - 1, 0.0)
+        waiting = Held(num_tokens, num_tokens + 1)
+        require(answer, True, waiting, [DONE_GROWING], num_needed, 0.0)
+        require(answer, False, waiting, [DONE_GROWING], num_needed - 1, 0.0)
 
 
 @ADMIT.check("leaves a block for each that may grow")
 def leaves_room_to_grow(answer: Any, draw: Draw) -> None:
-    """Count the running sequences and the newcomer for which max_num_tokens - 1 exceeds their slots."""
+    """Count the running sequences and the waiting request for which max_num_tokens - 1 exceeds their slots."""
     running = [Held(7, 40), Held(8, 40), DONE_GROWING]
-    newcomer = Held(4, 40)
-    require(answer, False, newcomer, running, 3, 0.0)
-    require(answer, True, newcomer, running, 4, 0.0)
+    waiting = Held(4, 40)
+    require(answer, False, waiting, running, 3, 0.0)
+    require(answer, True, waiting, running, 4, 0.0)
     require(answer, True, Held(4, 5), running, 3, 0.0)
 
 
@@ -186,7 +184,7 @@ def alone_it_may_have_all(answer: Any, draw: Draw) -> None:
 
 
 class DecodesFirst(Policy):
-    """Notes what is free once the decodes have their blocks: then it is the newcomers' turn."""
+    """Notes what is free once the decodes have their blocks: then it is the turn of waiting requests."""
 
     cache: KVAllocator
     num_free = 0
@@ -235,15 +233,15 @@ def agrees_with_the_scheduler(answer: Any, draw: Draw, num_running: int, waterma
     num_prompt = max(1, min(4 * tight - draw.integer(0, 4), 60))
     scheduler.planner.config = type(scheduler.config)(**limits, watermark=watermark)
     add("new", num_prompt, draw.integer(1, 6))
-    newcomer = held(next(s for s in scheduler.sequences.values() if s.request.request_id == "new"))
+    waiting = held(next(s for s in scheduler.sequences.values() if s.request.request_id == "new"))
     plan = scheduler.schedule()
     num_free = policy.num_free
-    got = answer.can_admit(newcomer, list(running), num_free, num_blocks, 4, watermark)
+    got = answer.can_admit(waiting, list(running), num_free, num_blocks, 4, watermark)
     expected = any(scheduler.sequences[chunk.seq_id].request.request_id == "new" for chunk in plan.chunks)
     if bool(got) != expected:
         reject(
             f"can_admit says {got!r}, the engine's scheduler {expected}",
-            f"newcomer {newcomer}; blocks of 4, {num_free} of {num_blocks} free, watermark {watermark}",
+            f"waiting {waiting}; blocks of 4, {num_free} of {num_blocks} free, watermark {watermark}",
             *map(str, running),
         )
 
@@ -261,7 +259,7 @@ def holds_for_any_block(answer: Any, draw: Draw, block_size: int) -> None:
     # Against a count of slots: long sequences, any watermark, room to the block.
     for _ in range(40):
         crowd = [Held(n := draw.integer(1, 400), n + draw.integer(1, 600)) for _ in range(draw.integer(2, 9))]
-        newcomer, *running = crowd
+        waiting, *running = crowd
         num_blocks, watermark = draw.integer(50, 900), draw.choice((0.0, 0.01, 0.125, 0.25))
         blocks = [len(range(0, one.num_tokens, block_size)) for one in crowd]
         grow = sum(
@@ -270,11 +268,11 @@ def holds_for_any_block(answer: Any, draw: Draw, block_size: int) -> None:
         )
         least = blocks[0] + grow + math.ceil(watermark * num_blocks)
         for num_free, expected in ((least, True), (least - 1, False)):
-            got = answer.can_admit(newcomer, list(running), num_free, num_blocks, block_size, watermark)
+            got = answer.can_admit(waiting, list(running), num_free, num_blocks, block_size, watermark)
             if bool(got) != expected:
                 reject(
                     f"can_admit says {got!r}, expected {expected}",
-                    f"newcomer {newcomer}; blocks of {block_size}, {num_free} of {num_blocks} free, "
+                    f"waiting {waiting}; blocks of {block_size}, {num_free} of {num_blocks} free, "
                     f"watermark {watermark}",
                     *[str(one) for one in running],
                 )

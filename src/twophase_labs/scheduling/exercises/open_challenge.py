@@ -19,7 +19,7 @@ BOUND_THE_TIME = (
 )
 
 CHALLENGE = exercise(
-    "4.9", "The challenge", "Challenger my_limits", points=6, minutes=22, lines=30, difficulty=3, time_limit_s=60
+    "4.10", "The challenge", "Challenger my_limits", points=6, minutes=22, lines=30, difficulty=3, time_limit_s=60
 )
 CHALLENGE.objective = "choose a policy and its limits for the best goodput"
 CHALLENGE.hints = (
@@ -62,15 +62,15 @@ def served(answer: Any, workload: list[TimedRequest]) -> list[RequestRecord]:
     """What became of each request; a policy that breaks a rule is told which."""
     try:
         limits = challenge.limits_of(answer.my_limits)
-        return play(workload, made(answer), limits, challenge.COST, challenge.SLO.ttft_s)
+        return list(play(workload, made(answer), limits, challenge.COST, challenge.SLO.ttft_s).records)
     except (PolicyError, ConfigError, TooManyStepsError) as error:
         reject(str(error))
 
 
 @CHALLENGE.check(
     "keeps to the limits",
-    hint=f"You may set {', '.join(challenge.LIMITS)}, with at most {challenge.LIMITS['max_num_seqs']} sequence "
-    "places. The pool is what it is.",
+    hint=f"You may set {', '.join(challenge.LIMITS)}, with at most {challenge.LIMITS['max_num_seqs']} batch "
+    "slots. The pool is what it is.",
 )
 def keeps_to_the_limits(answer: Any, draw: Draw) -> None:
     if not isinstance(answer.my_limits, dict):

@@ -219,7 +219,7 @@ def keeps_the_head_first(answer: Any, draw: Draw) -> None:
 def fills_the_step(
     answer: Any, draw: Draw, num: int, spread: int, max_tokens: int = 10, longest: int | None = None
 ) -> None:
-    """With room left and a request waiting, the step takes more: prefills that are begun first, then newcomers,
+    """With room left and a request waiting, the step takes more: prefills that are begun first, then waiting requests,
     several if they are short."""
     leaves_one = [TimedRequest("A", 0, max_tokens - 1, 2), TimedRequest("B", 0, 5, 2)]
     for requests in (leaves_one, drawn(draw, num, longest or 4 * max_tokens, spread)):

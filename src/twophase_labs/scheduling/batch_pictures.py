@@ -1,4 +1,4 @@
-"""Pictures of sequence places, queues and budgets."""
+"""Pictures of batch slots, queues and budgets."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,41 +10,42 @@ from matplotlib.ticker import MaxNLocator
 
 from twophase_labs.kit.draw import done
 from twophase_labs.scheduling.teaching import Log
-from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
+from twophase_tools.colours import COLOURS, DECODE, EMPTY, INK, LINE
 
 Spans = Sequence[tuple[int, int]]
-SKY, VERMILION = COLOURS[4], COLOURS[5]
+VERMILION = COLOURS[5]
+REQUESTS = (COLOURS[2], COLOURS[3], COLOURS[6])
 
 
-def places_of(spans: Spans) -> list[int]:
-    """Which place each request has: the lowest that is free when it starts."""
+def slots_of(spans: Spans) -> list[int]:
+    """Which batch slot each request has: the lowest that is free when it starts."""
     free_from: list[int] = []
-    places = [0] * len(spans)
+    slots = [0] * len(spans)
     for request, (first, end) in sorted(enumerate(spans), key=lambda item: (item[1][0], item[0])):
-        place = next((place for place, free in enumerate(free_from) if free <= first), len(free_from))
-        free_from[place : place + 1] = [end]
-        places[request] = place
-    return places
+        slot = next((slot for slot, free in enumerate(free_from) if free <= first), len(free_from))
+        free_from[slot : slot + 1] = [end]
+        slots[request] = slot
+    return slots
 
 
-def draw_places(runs: Mapping[str, Spans], num_places: int) -> Figure:
-    """A row per place, a box per request from its first to its last step; what is left grey gave no token."""
+def draw_slots(runs: Mapping[str, Spans], max_num_seqs: int) -> Figure:
+    """A row per batch slot, a box per request from its first to its last step; what is left grey gave no token."""
     figure, panels = plt.subplots(
-        len(runs), 1, figsize=(10, 0.9 + len(runs) * (0.7 + 0.3 * num_places)), sharex=True, squeeze=False,
+        len(runs), 1, figsize=(10, 0.9 + len(runs) * (0.7 + 0.3 * max_num_seqs)), sharex=True, squeeze=False,
         facecolor="white",
     )  # fmt: skip
     for axes, (name, spans) in zip(panels[:, 0], runs.items(), strict=True):
         start, end = min(first for first, _ in spans), max(end for _, end in spans)
-        axes.barh(range(num_places), end - start, 0.8, left=start, color=EMPTY, edgecolor=LINE, linewidth=0.5)
-        for request, (place, (first, last)) in enumerate(zip(places_of(spans), spans, strict=True)):
-            axes.barh(place, last - first, 0.8, left=first, color=SKY, edgecolor="white")
-            axes.text((first + last) / 2, place, str(request), ha="center", va="center", fontsize=8, color=INK)
-        axes.set(ylim=(num_places - 0.4, -0.6), yticks=range(num_places), ylabel="place")
+        axes.barh(range(max_num_seqs), end - start, 0.8, left=start, color=EMPTY, edgecolor=LINE, linewidth=0.5)
+        for request, (slot, (first, last)) in enumerate(zip(slots_of(spans), spans, strict=True)):
+            axes.barh(slot, last - first, 0.8, left=first, color=DECODE, edgecolor="white")
+            axes.text((first + last) / 2, slot, str(request), ha="center", va="center", fontsize=8, color=INK)
+        axes.set(ylim=(max_num_seqs - 0.4, -0.6), yticks=range(max_num_seqs), ylabel="batch slot")
         axes.set_title(name, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].legend(
         handles=[
-            Patch(facecolor=SKY, label="a request: a token in each step"),
+            Patch(facecolor=DECODE, label="a request: a token in each step"),
             Patch(facecolor=EMPTY, edgecolor=LINE, label="no token"),
         ],
         frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), fontsize=8,
@@ -82,7 +83,7 @@ def _stack(axes: Axes, log: Log, names: Sequence[str]) -> None:
     for number, name in enumerate(names):
         tokens = [sum(n for who, n in step if who == name) for step in log]
         axes.bar(
-            range(len(log)), tokens, bottom=below, color=COLOURS[number % len(COLOURS)], edgecolor="white",
+            range(len(log)), tokens, bottom=below, color=REQUESTS[number % len(REQUESTS)], edgecolor="white",
             alpha=0.85, label=name, hatch=("", "//", "..", "xx")[number % 4],
         )  # fmt: skip
         below = [a + b for a, b in zip(below, tokens, strict=True)]
