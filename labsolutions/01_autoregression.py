@@ -377,8 +377,8 @@ pictures.draw_passes(num_prompt=1, num_new=12)
 # <!-- card 1.4 -->
 # Open: count what a generation computes. Two counts matter. *Positions* that go through the model, summed over all
 # passes. *Pairs*: the query at position p looks at the keys 0 to p and so makes p + 1 pairs; add them up over all
-# queries computed. The first pass reads the prompt, each later pass comes after one more token; the last token is chosen,
-# but never read.
+# queries computed. The first pass reads the prompt, each later pass comes after one more token; the last token is
+# chosen, but never read.
 
 
 # %% tags=["exercise:1.4"]
@@ -621,8 +621,8 @@ check("1.7")
 
 # %% [markdown]
 # **How much is it worth?** One published tutorial for such a toy model reports 3.58 s without a cache and 0.163 s with
-# one, on an NVIDIA T4, for a batch of 10,000, a prompt of 50 tokens and 100 new ones. The next cell has their ratio, and
-# what your count says about it. Take the two numbers as a report: the program that goes with them falls into one of
+# one, on an NVIDIA T4, for a batch of 10,000, a prompt of 50 tokens and 100 new ones. The next cell has their ratio,
+# and what your count says about it. Take the two numbers as a report: the program that goes with them falls into one of
 # the two traps of timing on a GPU.
 #
 # - *The call returns before the work is done.* A GPU works through a queue; Python only fills it. A clock that is read
@@ -712,8 +712,8 @@ show_source(with_cache)
 
 # %% [markdown]
 # <!-- card 1.8 -->
-# **Think first.** One token written *with* the cache takes as long as how many tokens read? If repetition were the whole
-# story, the answer would be 1. (A factor of 2 counts as close.)
+# **Think first.** One token written *with* the cache takes as long as how many tokens read? If repetition were the
+# whole story, the answer would be 1. (A factor of 2 counts as close.)
 
 # %% tags=["exercise:1.8"]
 guess_1_8 = 8  # SOLUTION: how many times as long

@@ -254,7 +254,9 @@ for name, heads, kv_heads, width in (
     ("SmolLM2, fp32", 9, 3, 4),
 ):
     print(f"attention of {name:21}: {4 * heads / (2 * kv_heads * width):5.1f} FLOP per byte of the cache")
-print(f"attention of {'DeepSeek-V3, MLA, bf16':21}: {2 * 128 * (576 + 512) / (576 * 2):.0f} FLOP per byte of the cache")
+print(
+    f"attention of {'DeepSeek-V3, MLA, bf16':21}: {2 * 128 * (576 + 512) / (576 * 2):5.0f} FLOP per byte of the cache"
+)
 for name, gpu in {"A100, 40 GB": A100, "H100 SXM": H100}.items():
     print(f"ridge of {name:11} in 16 bits: {gpu.flop_rate / gpu.bandwidth:.0f} FLOP per byte")
 
@@ -349,7 +351,7 @@ for name, part_s in parts_s.items():
 
 # %% [markdown]
 # ## 3. The memory of decoding
-# <!-- minutes: 36 + 11 -->
+# <!-- minutes: 35 + 11 -->
 #
 # An engine holds the K and V of dozens of sequences that grow by one token per step, end at any time, and often begin
 # with the same text. Lab 1 showed what becomes of memory that is reserved for the longest answer. So memory is cut into
@@ -1536,6 +1538,7 @@ for name, shape in {"SmolLM2": SMOLLM2, "Llama-3-8B": LLAMA_3_8B}.items():
 # quarter of the largest. How large is the error of SmolLM2's keys in int8, in percent of the keys themselves (root mean
 # squares)? Within a factor of 2?
 
+
 # %%
 def stored(q_max):
     return lambda x: dequantise(*quantise(x, q_max))
@@ -1747,7 +1750,7 @@ check("3.12")
 
 # %% [markdown]
 # **Think first.** The products of Llama-3-8B in 16 bits leave the memory-bound side of an A100 at 201 sequences. What
-# happens to the tokens per second above that, and what to the time that each user waits for a token?
+# happens to the tokens per second above that, and what to the time between two tokens of a request?
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1765,11 +1768,11 @@ for gpu in (A100, H100):
 
 # %% [markdown]
 # **Read the result.** The ridge does not depend on the context: it is that of the products. Above it **tokens per
-# second stand still, and every user waits longer**: with 500 tokens each, 512 sequences give as many per second as 201,
-# at more than twice the step. Below it batching pays, and the less, the longer the contexts are: a batch shares the
-# weight reads; every sequence still reads its own KV cache. This is why the cache is made smaller by every means
-# (grouped heads in lab 1, MLA, bytes in section 7). (A model that takes one maximum over all bytes and all FLOPs of a
-# step promises up to half as much again, for it lets K and V move while weights multiply.)
+# second stand still, and every request waits longer for its next token**: with 500 tokens each, 512 sequences give as
+# many per second as 201, at more than twice the step. Below it batching pays, and the less, the longer the contexts
+# are: a batch shares the weight reads; every sequence still reads its own KV cache. This is why the cache is made
+# smaller by every means (grouped heads in lab 1, MLA, bytes in section 7). (A model that takes one maximum over all
+# bytes and all FLOPs of a step promises up to half as much again, for it lets K and V move while weights multiply.)
 
 # %% [markdown]
 # **Think first.** SmolLM2 on this machine, contexts of 64 tokens. How many times as many tokens per second do 16
@@ -2165,7 +2168,7 @@ check("3.16")
 # 1. **Decode waits for bytes.** Count what a step reads, divide by the bandwidth, and you have the bound; then ask
 #    where the rest of the time goes.
 # 2. **Weights are shared, caches are not.** Batching divides the first by the batch; only smaller K and V (fewer
-#    heads, fewer bits, fewer tokens) help with the second.
+#    heads, fewer bits, fewer tokens) help with the second. A step is a sum of kernels, each with its own bound.
 # 3. **A refusal changes nothing.** An allocator that fails half-way has lost a block, or given it to two sequences.
 # 4. **Test contents, not shapes.** A stale block has the right shape. Let an oracle remember what was written where.
 # 5. **Read where it is.** A gather moves the same bytes three times; a look-up inside the kernel moves them once.
@@ -2193,7 +2196,9 @@ check("3.16")
 #
 # - Efficient Memory Management for Large Language Model Serving with PagedAttention, arXiv:2309.06180: blocks, block
 #   tables, copy-on-write.
-# - FlashInfer, arXiv:2501.01005: attention kernels for serving, with merged partial results.
+# - FlashInfer, arXiv:2501.01005: attention kernels for serving, with balanced plans and merged partial results.
+# - DeepSeek-V2, arXiv:2405.04434: multi-head latent attention. Models of 2026 also replace K and V in most layers by a
+#   state of fixed size (Gated DeltaNet, Mamba), or read a few chosen blocks (DeepSeek's sparse attention).
 # - Fast Transformer Decoding: One Write-Head is All You Need, arXiv:1911.02150: why decode waits for memory.
 # - Efficiently Scaling Transformer Inference, arXiv:2211.05102: batch, context and bytes for large models.
 # - KIVI, arXiv:2402.02750, and KVQuant, arXiv:2401.18079: K and V in 2 to 4 bits, and why keys want other scales than

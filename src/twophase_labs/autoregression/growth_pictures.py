@@ -106,7 +106,9 @@ def draw_per_token(per_token_s: Mapping[str, float]) -> Figure:
     figure, axes = row_of_axes(1, 8, 0.9 + 0.5 * len(per_token_s))
     milliseconds = [1e3 * s for s in per_token_s.values()]
     rows = range(len(milliseconds))
-    axes[0].barh(rows, milliseconds, 0.6, color=[COLOURS[1 if row == 0 else 0] for row in rows])  # prefill orange, decode blue
+    axes[0].barh(
+        rows, milliseconds, 0.6, color=[COLOURS[1 if row == 0 else 0] for row in rows]
+    )  # prefill orange, decode blue
     for row, value in enumerate(milliseconds):
         times = "" if row == 0 else f", {value / milliseconds[0]:.1f} times as long"
         axes[0].text(value, row, f" {value:.1f} ms{times}", va="center", color=INK)

@@ -91,7 +91,7 @@ def prompt_rate(llm: Any, num_prompt: int = 256) -> float:
     return num_prompt / seconds(lambda: read(2_000))
 
 
-def chunked_prompt_s(size: int, num_prompt: int = 128, **pieces: Any) -> float:
+def chunked_prompt_s(size: int, num_prompt: int, **pieces: Any) -> float:
     """Seconds in which an engine with these pieces reads a prompt, `size` tokens in a step at most."""
     llm = open_own_engine(max_num_batched_tokens=size, max_num_seqs=1, **pieces)
     elapsed_s = num_prompt / prompt_rate(llm, num_prompt)

@@ -2,7 +2,11 @@
 
 from twophase_labs.machine.bank import right, wrong
 
-GIVES, ONE, FULL = "gives every sequence its splits", "fills the machine for one sequence", "leaves a full machine alone"
+GIVES, ONE, FULL = (
+    "gives every sequence its splits",
+    "fills the machine for one sequence",
+    "leaves a full machine alone",
+)
 LONG, ANY, OTHER = "splits the long one among short ones", "balances any batch", "suits other machines"
 
 ALL_16 = """

@@ -10,8 +10,8 @@ COST = exercise("3.12", "The time of a step", "step_seconds ridge_batch", points
 COST.time_limit_s = 10
 COST.objective = "bound the time of a step, and find the batch at which its products become compute-bound"
 COST.hints = (
-    "A step is a sequence of kernels. Two kinds: products with weights, and attention. Write down bytes and FLOPs of each "
-    "kind for B sequences.",
+    "A step is a sequence of kernels of two kinds, products with weights and attention. Write down bytes and FLOPs of "
+    "each kind for B sequences.",
     "Within a kernel moving and computing overlap: the slower of the two is its time. One kernel waits for the one "
     "before it: their times add up.",
     "The products become compute-bound where W / bandwidth = B * weight_flops / rate. Round up. K and V are not in it.",
@@ -50,7 +50,9 @@ def computes(answer: Any, draw: Draw, batch: int) -> None:
     compare_step(answer, work, wide, batch, expected, "with memory infinitely fast")
 
 
-@COST.check("adds up its kernels, each with its own bound", batch=(1, 8, 64, 2_000), attention=("memory", "compute") * 2)
+@COST.check(
+    "adds up its kernels, each with its own bound", batch=(1, 8, 64, 2_000), attention=("memory", "compute") * 2
+)
 def adds_up(answer: Any, draw: Draw, batch: int, attention: str) -> None:
     """The maximum is taken for the products and for attention, and the two are added: attention's bytes cannot move
     while the next layer's product computes, for that product waits for attention's result."""
@@ -65,7 +67,7 @@ def adds_up(answer: Any, draw: Draw, batch: int, attention: str) -> None:
 
 @COST.check("finds the batch", batch=(1, 48, 1000, 300_000), beyond=(0.0, 0.25, 0.75, 0.0))
 def finds_the_batch(answer: Any, draw: Draw, batch: int, beyond: float) -> None:
-    """The smallest whole batch whose products compute at least as long as they read: round up, and leave K and V out."""
+    """The smallest whole batch whose products compute at least as long as they read: round up, without K and V."""
     # Powers of two, so that nothing is rounded; the two meet `beyond` a whole batch.
     machine = Machine("drawn", bandwidth=2.0**30, flop_rate=2.0**32)
     work = DecodeWork(int((batch + beyond) * 2**30), 2**32, draw.integer(10**6, 10**12), draw.integer(10**6, 10**12))

@@ -17,7 +17,9 @@ FLASH = exercise(
     "2.7", "FlashAttention in one kernel", "flash_attention_kernel", "kernel", points=6, minutes=22, lines=22
 )
 FLASH.difficulty, FLASH.time_limit_s = 3, 60
-FLASH.objective = "write exact attention by tiles as one kernel: the loop, both products, the running softmax, the store"
+FLASH.objective = (
+    "write exact attention by tiles as one kernel: the loop, both products, the running softmax, the store"
+)
 FLASH.hints = (
     "It is `tiled_attention` (2.5) without its outer loop: the grid stands in for it. Write down, for L = 40 and "
     "tiles of 16: which rows has program 2, which of them exist, and which key tiles does it need?",

@@ -21,9 +21,7 @@ from twophase_labs.prefill.engine_runs import BLOCK_SIZE
 from twophase_labs.prefill.launch import BLOCK_M
 from twophase_labs.prefill.paged_oracle import paged_attention, ragged_batch
 
-OWN = exercise(
-    "2.9", "Your kernels in the engine", "own_write own_prefill", points=4, minutes=7, lines=5, difficulty=2
-)
+OWN = exercise("2.9", "Your kernels in the engine", "own_write own_prefill", points=4, minutes=7, lines=5, difficulty=2)
 OWN.time_limit_s, OWN.uses, OWN.needs = 120, ("2.8",), ("triton", "model")
 OWN.objective = "choose a grid, launch kernels, and run a real model on them"
 OWN.hints = (
