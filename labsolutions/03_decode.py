@@ -320,7 +320,7 @@ step_time.draw_times(times_s, "What explains the time of a decode step? (SmolLM2
 
 # %% [markdown]
 # **Read the result.** Compare the bars. The bytes were counted before anything ran. The third bar is the fixed price of
-# a step: about 2,000 calls, each with almost nothing to do. It does not overlap with the reading, so it comes on top of
+# a step: about 1,700 calls, each with almost nothing to do. It does not overlap with the reading, so it comes on top of
 # the second bar. What is left over after both: a product of a matrix with one row reads more slowly than a copy does.
 #
 # A client sees the time per output token, **TPOT**, which has two more terms: a token is chosen from the logits, and
@@ -1038,6 +1038,9 @@ for options in tried:
         elapsed_s = seconds(lambda options=options: launch_paged_decode(paged_decode_kernel, *inputs, **options), 20)
     kv_bytes = 2 * 8 * 512 * 3 * 64 * inputs[1].element_size()
     print(f"{options}: {1e6 * elapsed_s:6.0f} us, {kv_bytes / elapsed_s / copied:4.0%} of the rate of a large copy")
+
+# %% [markdown]
+# (The 6 MB of K and V here may lie in a processor's cache, and then come faster than a large copy from memory.)
 
 # %% [markdown]
 # > **In production, 2026.** One kernel for both phases or two is a trade: two can be specialised, one serves batches of
@@ -1799,7 +1802,7 @@ step_pictures.draw_batching(steps, least, ridge_batch(small_work, here))
 # **Read the result.** A larger batch gives more tokens per second, far less than proportionally more time per step, and
 # stays below its bound at every size. Compare the first points: if a step of 2 takes longer than a step of 4, that is
 # the library. It picks another kernel for every small number of rows, and its kernels for 2 and 3 rows may read the
-# weights more slowly than the one for 4; small products are where libraries differ most. A step also makes about 2,000
+# weights more slowly than the one for 4; small products are where libraries differ most. A step also makes about 1,700
 # small calls. (The bound uses the rate of a *copy*; and if this machine was busy meanwhile, run the cells again.)
 #
 # In one formula: a step of one sequence with $t$ tokens of context takes $T(t) = a + b\,t$. The constant $a$ is the
@@ -1846,7 +1849,7 @@ step_pictures.draw_step_time(by_context, a, b, least_a, least_b)
 # **Read the result.** A straight line, not a "sub-linear" one as is sometimes printed. At short contexts the slope
 # disappears beside the constant, which is where the belief in a constant time per token comes from.
 #
-# - **a** is the weights, and the fixed price of a step: Python, about 2,000 small calls, sampling.
+# - **a** is the weights, and the fixed price of a step: Python, about 1,700 small calls, sampling.
 # - **b** is K and V. It is above the bound, and gathering explains a factor of at least three of that: this backend
 #   (plain PyTorch) copies the blocks before it attends to them. The rest is masks, a softmax and products in small
 #   pieces, which read more slowly than a copy does. A kernel like yours reads each block once, where it is.
@@ -1904,8 +1907,8 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 # > `--disable-prefill-cuda-graph`](https://docs.sglang.io/advanced_features/server_arguments.html), both off by default
 # > (`--disable-cuda-graph` is a hidden alias), and pads batches; TensorRT-LLM's
 # > [`DecodeCudaGraphConfig`](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/DecodeCudaGraphConfig.html)
-# > covers batches up to 128 unless told otherwise. By roofline, SmolLM2's 0.269 GB in bf16 take an H100 80 µs, 40 ns
-# > per call if there were 2,000, as here: without a graph, a small model on a fast GPU decodes at the speed of its CPU.
+# > covers batches up to 128 unless told otherwise. By roofline, SmolLM2's 0.269 GB in bf16 take an H100 80 µs, 50 ns
+# > per call if there were 1,650, as here: without a graph, a small model on a fast GPU decodes at the speed of its CPU.
 
 # %% [markdown]
 # ## 9. Capstone: your decode phase in the engine

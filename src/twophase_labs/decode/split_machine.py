@@ -47,7 +47,7 @@ def makespan(lengths: Sequence[int], splits: Sequence[int], num_sms: int, num_kv
 def draw_plans(plans: Mapping[str, Sequence[int]], lengths: Sequence[int], num_sms: int) -> Figure:
     """Multiprocessors at work over time, a curve per plan."""
     figure, axes = plt.subplots(figsize=(8.4, 3.4), facecolor="white")
-    for (name, splits), colour, style in zip(plans.items(), COLOURS, ("-", "--", ":"), strict=False):
+    for (name, splits), colour, style in zip(plans.items(), (COLOURS[3], COLOURS[0]), ("--", "-"), strict=False):
         ran = timeline(lengths, splits, num_sms)
         ends = max(end for _, end in ran)
         busy = [sum(start <= at < end for start, end in ran) for at in range(ends)]
