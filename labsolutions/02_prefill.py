@@ -662,8 +662,8 @@ pictures.draw_saved_traffic(saved)
 # %% [markdown]
 # **Read the result.** Memory *held* is linear in L now, but traffic is still quadratic: keys and values are read again
 # for every tile of queries. What a tile buys is the factor in front, and fast memory limits it: it must hold `q`, `acc`
-# and the tile's scores. With D = 64 the factor comes close to 4 at 64 queries and to 16 at 256; with 16 queries nothing
-# is gained. "5 to 10 times less traffic", as introductions often say, is right for some tile, not for tiling.
+# and the tile's scores. With D = 64 the factor comes close to 4 at 64 queries and heads for 16 at 256; with 16 queries
+# nothing is gained. "5 to 10 times less traffic", as introductions often say, is right for some tile, not for tiling.
 
 # %% [markdown]
 # **Takeaway.** Tiles give the same attention; with 64 queries a tile and D = 64, a prompt of 2,048 tokens moves a
@@ -823,18 +823,21 @@ def add_rmsnorm_kernel(
 check("2.6")
 
 # %% [markdown]
-# **By the clock**, on the same 4,096 rows, the best of fifteen runs of each. (On a processor each launch of your kernel
-# is checked, PyTorch's operations are not.)
+# **By the clock**, on the same 4,096 rows, the best of fifteen runs of each. (A kernel that has passed its check may be
+# `trusted`: it runs without the checks of its accesses, as the engine's own kernels do.)
 
 # %%
 # needs: triton
+from twophase_labs.machine.kernels import trusted
+
 add_rmsnorm_kernel = use("2.6")
 inputs = x.to(device), residual.to(device), torch.ones(576, device=device), 1e-5
 ways = {
     "seven operations": lambda: add_rmsnorm(*inputs),
     "your kernel": lambda: launch_add_rmsnorm(add_rmsnorm_kernel, *inputs),
 }
-rounds = [{name: seconds(run) for name, run in ways.items()} for _ in range(15)]
+with trusted():
+    rounds = [{name: seconds(run) for name, run in ways.items()} for _ in range(15)]
 for name in ways:
     print(f"{name:16} {1e3 * min(times[name] for times in rounds):5.1f} ms")
 
@@ -947,13 +950,10 @@ def flash_attention_kernel(
 check("2.7")
 
 # %% [markdown]
-# **By the clock**, against the two ways of section 3, one head of 64 elements. (A kernel that has passed its check may
-# be `trusted`: it runs without the checks of its accesses, as the engine's own kernels do.)
+# **By the clock**, against the two ways of section 3, one head of 64 elements.
 
 # %%
 # needs: triton
-from twophase_labs.machine.kernels import trusted
-
 flash_attention_kernel = use("2.7")
 for L in (512, 2048):
     q, k, v = torch.randn(3, L, 64, generator=torch.Generator().manual_seed(L)).to(device)
@@ -1388,7 +1388,7 @@ for size in (1, 7, 16, 64):
     print(f"chunks of {size:2}: largest difference {(in_chunks(size) - in_chunks(100)).abs().max():.0e}")
 
 # %% [markdown]
-# Equal up to rounding, whatever the size; chunks need not even end where blocks do. A chunk of 1 is worth a second
+# Equal, whatever the size; chunks need not even end where blocks do. A chunk of 1 is worth a second
 # look: one query against all keys before it. That is a *decode step*. Prefill and decode are one operation at two ends
 # of a scale; lab 3 runs this kernel at that end, and counts what it costs.
 

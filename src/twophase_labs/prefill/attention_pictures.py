@@ -121,7 +121,7 @@ def draw_memory_levels(rates: Mapping[int, float], large_copy: float) -> Figure:
     axes[1].set_yscale("log")
     axes[1].set_ylim(1, 1e5)
     axes[1].set(xlabel="level, and how much of it there is", ylabel="GB/s")
-    axes[1].set_title("An A100 (40 GB), from the paper", loc="left")
+    axes[1].set_title("An A100 (40 GB)", loc="left")
     for axis in axes:
         axis.minorticks_off()
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
