@@ -94,7 +94,11 @@ def draw_steps(curves: Mapping[str, Sequence[float]], first_length: int) -> Figu
         style = {"markersize": 4} if i == 0 else {"markersize": 5, "markerfacecolor": "none"}
         axes[0].plot(lengths, [s * 1e3 for s in elapsed_s], marker, color=colour, label=name, **style)
     axes[0].set(xlabel="tokens in the text before the pass", ylabel="time of the pass (ms)")
-    axes[0].set_yscale("log")  # else the passes with a cache lie on the axis
+    if len(curves) > 1:
+        axes[0].set_yscale("log")  # else the passes with a cache lie on the axis
+        axes[0].yaxis.set_major_formatter("{x:g}")
+    else:
+        axes[0].set_ylim(bottom=0)
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_title("Time of each pass", loc="left")
     axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
