@@ -24,7 +24,7 @@ def launch_paged_decode(
     *,
     out: Tensor | None = None,
     block_n: int | None = None,
-    **options: int,
+    **options: Any,
 ) -> Tensor:
     """Attention of one query per sequence over its pages: a program per (sequence, KV head).
 
