@@ -3,7 +3,7 @@
 #
 # Lab 1 ended with one model and two workloads. This lab is about the first of them. A prompt is known in full before
 # any work begins, so all its tokens can go through the model together; this is called **prefill**. The first cell
-# lets SmolLM2 read the same 128 tokens twice: once all together, and once one by one, with a KV cache, so that
+# runs SmolLM2 on the same 128 tokens twice: once all together, and once one by one, with a KV cache, so that
 # nothing is computed a second time. The weights are the same, and so are the multiplications and the logits.
 #
 # **Think first.** Which is faster, and by what factor? (The cell takes about ten seconds, and half a minute where the
@@ -28,16 +28,16 @@ for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
 # token gets its row of logits here.) The
 # cache saved every multiplication that can be saved, and one by one the processor still reached only a fraction of
 # the rate that it had just shown. So arithmetic was not what held it back. Keep your guess at what did: section 2 has
-# one part of the answer, and section 11 repeats this cell with attention that you wrote.
+# one part of the answer, and section 11 repeats this measurement with kernels that you wrote.
 
 # %% [markdown]
 # **After this lab you can**
 #
 # - write the attention of a real layer, with rotary positions and grouped heads;
 # - count the FLOPs and bytes of a prefill, and say from a machine's two roofs which of them it waits for;
-# - compute softmax in one pass, merge parts of it, and build exact attention from tiles;
-# - write K and V into the slots of a paged cache with a Triton kernel, and read them with another;
-# - process prompts of different lengths in one batch without padding, and one long prompt in chunks;
+# - compute softmax in one pass, and build exact attention from tiles;
+# - write FlashAttention's forward pass in Triton from an empty body, and extend it to a paged cache, grouped heads and
+#   prompts of different lengths in one batch, whole or in chunks;
 # - run a model with your own prefill, token for token equal to transformers.
 #
 # You need lab 1. No GPU is needed: Triton kernels are compiled for whatever the machine has, a GPU or a processor, from
@@ -62,7 +62,7 @@ from twophase_labs import ____, check, hint, measured, reveal, use
 
 # %% [markdown]
 # ## 1. Attention on one real layer
-# <!-- minutes: 22 -->
+# <!-- minutes: 18 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -99,7 +99,7 @@ def naive_attention(q, k, v):
 
 # %% [markdown]
 # The *order* of the tokens is missing. Swap two earlier keys together with their values, and the last token's result
-# is the same. The mask knows what is past, but not how far past.
+# is the same. The mask hides later positions. It does not say how far back an earlier one is.
 #
 # **Rotary positions** (RoPE, arXiv:2104.09864) take the D elements of a query or key as D/2 points in a plane, and
 # rotate each point by an angle that grows with the token's position. Element $i$ and element $i + D/2$ are a pair; at
@@ -109,8 +109,8 @@ def naive_attention(q, k, v):
 pictures.draw_turning(theta=100_000.0, width=64, positions=6, pairs=(0, 2, 5, 10))
 
 # %% [markdown]
-# Fast pairs tell neighbours apart, slow ones tell the beginning of a book from its end; together they are like the
-# hands of a clock.
+# The fast pairs resolve distances of a few tokens, the slow ones of thousands; together they work like the hands of a
+# clock.
 
 
 # %% tags=["setup"]
@@ -230,16 +230,15 @@ pictures.draw_attention_maps(panels, words, rings={"layer 17, head 4": (8, 2)}) 
 # %% [markdown]
 # **Read the result.** On the left a head that looks one token back, wherever it is: rotary positions make that
 # possible. In the middle (the ring) the second *cat* looks at *sat*, the word that followed the first *cat*; such
-# *induction heads* continue patterns. On the right almost every token looks at the first one, which in practice means
-# at nothing. Softmax has to put its weights somewhere, and this is where they are parked. Such *attention sinks* come
-# back in lab 5.
+# *induction heads* continue patterns. On the right almost every token attends to the first one. Softmax weights must
+# add up to 1, so a head with nothing to retrieve puts them there. Such *attention sinks* come back in lab 5.
 #
 # **Takeaway.** Attention is the only step in which tokens meet; in SmolLM2 9 query heads read 3 KV heads, so a token
 # leaves 2 · 3 · 64 = 384 elements per layer behind, and every later token needs them.
 
 # %% [markdown]
 # ## 2. Arithmetic against traffic
-# <!-- minutes: 24 -->
+# <!-- minutes: 14 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -256,7 +255,8 @@ pictures.draw_attention_maps(panels, words, rings={"layer 17, head 4": (8, 2)}) 
 # **Memory is a hierarchy.** "The memory" is the slowest level that the data has to come from. The next cell copies data
 # within buffers of growing size, over and over: what fits into a cache comes from there. The dashed line is one copy of
 # 256 MiB into another 256 MiB, the bandwidth used in this lab's calculations. On the right are the levels of an A100
-# with 40 GB, as the FlashAttention paper (arXiv:2205.14135, figure 1) gives them.
+# with 40 GB: shared memory and HBM as the FlashAttention paper (arXiv:2205.14135, figure 1) gives them, and between the
+# two the L2 cache of 40 MB, which all multiprocessors share (its rate is of the size that microbenchmarks report).
 
 # %%
 from twophase_labs.prefill.measured_roofs import copy_rates, measure_roofs, time_attention, time_projection
@@ -277,16 +277,8 @@ pictures.draw_memory_levels(copy_rates([2**e for e in (18, 20, 22, 24, 26, 28)])
 
 # %% [markdown]
 # <!-- card 2.2 -->
-# Count. `matmul_cost` of `[rows, inner] @ [inner, columns]`: two FLOPs (a multiplication, an addition) for each
-# product, and each of the three matrices moved once. `prefill_cost` of a prompt of L tokens: per layer all
-# `shape.projections` (a dict of `(inner, columns)`) and causal attention; at the end *one* row of logits,
-# `[1, hidden] @ [hidden, vocab]`.
-#
-# $$\text{attention per layer:}\quad 4 H D \cdot \tfrac{L (L + 1)}{2}\ \text{FLOPs}, \qquad
-# 2 L (H + H_{kv}) D\ \text{elements moved}$$
-#
-# This counts queries, keys, values and results only. `shape` has `num_layers`, `hidden`, `num_heads`, `num_kv_heads`,
-# `head_dim` and `vocab`. Norms and the like are left out.
+# Count the product `[rows, inner] @ [inner, columns]`: two FLOPs (a multiplication, an addition) for each product of
+# elements, and each of the three matrices moved once.
 #
 # ```python
 # matmul_cost(1, 5, 3, bytes_per_element=2) == (30, 46)
@@ -300,18 +292,6 @@ def matmul_cost(rows, inner, columns, bytes_per_element):
     return num_flops, num_moved * bytes_per_element
 
 
-def prefill_cost(shape, num_tokens, bytes_per_element):
-    pairs = num_tokens * (num_tokens + 1) // 2  # SOLUTION: pairs of a query and a key that it sees
-    num_flops = 4 * pairs * shape.num_heads * shape.head_dim  # SOLUTION: FLOPs of attention in one layer
-    num_moved = 2 * num_tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim  # SOLUTION: its elements moved
-    num_bytes = num_moved * bytes_per_element
-    for inner, columns in shape.projections.values():
-        product = matmul_cost(num_tokens, inner, columns, bytes_per_element)
-        num_flops, num_bytes = num_flops + product[0], num_bytes + product[1]
-    last = matmul_cost(1, shape.hidden, shape.vocab, bytes_per_element)
-    return shape.num_layers * num_flops + last[0], shape.num_layers * num_bytes + last[1]
-
-
 # %%
 check("2.2")
 
@@ -319,31 +299,20 @@ check("2.2")
 # NBVAL_CHECK_OUTPUT
 from twophase_labs.prefill.model_shape import LLAMA_3_8B, SMOLLM2
 
-matmul_cost, prefill_cost = use("2.2")
-print("tokens |  SmolLM2, 4-byte elements         |  Llama-3-8B, 2-byte elements")
+matmul_cost = use("2.2")
+print("FLOP per byte in the projections of a layer")
 for L in (1, 16, 128, 512, 2048, 8192):
-    small, large = prefill_cost(SMOLLM2, L, 4), prefill_cost(LLAMA_3_8B, L, 2)
-    columns = [f"{f / 1e9:9,.1f} GFLOP  {f / b:6.1f} per byte" for f, b in (small, large)]
-    print(f"{L:6} | {columns[0]}  | {columns[1]}")
+    intensity = {}
+    for name, shape, width in (("SmolLM2, 4 bytes", SMOLLM2, 4), ("Llama-3-8B, 2 bytes", LLAMA_3_8B, 2)):
+        costs = [matmul_cost(L, inner, columns, width) for inner, columns in shape.projections.values()]
+        intensity[name] = sum(f for f, _ in costs) / sum(b for _, b in costs)
+    print(f"{L:6,} tokens | " + " | ".join(f"{name} an element: {value:7.1f}" for name, value in intensity.items()))
 
 # %% [markdown]
 # One token has an intensity of about 2 over the bytes of an element, whatever the model: each weight is fetched, used
 # in one multiplication and one addition, and dropped. With L tokens it is used L times. **Reading a prompt together is
 # a way of using each fetched weight more than once.** That is one part of what happened in the first cell; the other is
 # that 128 forward passes start 128 times as many small operations, each with a fixed cost.
-#
-# A check from outside: PyTorch can count products by itself, while the real model runs.
-
-# %%
-# NBVAL_CHECK_OUTPUT
-from torch.utils.flop_counter import FlopCounterMode
-
-with FlopCounterMode(display=False) as counter:
-    model(text_ids(tokenizer, 128)[None], logits_to_keep=1)
-products = sum(count for kind, count in counter.get_flop_counts()["Global"].items() if "attention" not in str(kind))
-in_attention = 30 * 4 * 9 * 64 * 128 * 129 // 2
-print(f"PyTorch, all products outside attention: {products:,.0f} FLOPs")
-print(f"your count without attention's part:     {prefill_cost(SMOLLM2, 128, 4)[0] - in_attention:,.0f} FLOPs")
 
 # %% [markdown]
 # **This machine's two roofs.** FLOP/s from a large product of random matrices, bytes per second from the large copy,
@@ -361,12 +330,12 @@ points["fused attention"] = {L: (f / moved[L], f / time_attention(9, 3, 64, L)) 
 pictures.draw_roofline(flops_per_s, bytes_per_s, points)
 
 # %% [markdown]
-# **Read the result.** The slanted roof is the memory's, the flat one the processor's. With one token the projection is
-# at the far left: no faster processor would lift its roof, and this is where decode lives. (Where the point
-# lies well below that roof, starting the operation costs time, too: section 11.) More tokens move it
-# to the right, where a higher rate is possible. A roof is a bound, not a forecast: the distance to it is what an
-# implementation leaves unused. (Attention also computes exponentials, which the count leaves out. And where a machine
-# reads faster than it copies, or other programs slowed the copy down, a point may lie above the slanted roof.)
+# **Read the result.** The slanted line is the limit set by memory bandwidth, the flat one by arithmetic. With one token
+# the projection is at the far left: no faster processor would lift its roof, and this is where decode lives. (Where the
+# point lies well below that roof, starting the operation costs time, too: section 11.) More tokens move it to the
+# right, where a higher rate is possible. The roofline is an upper bound. How far below it a kernel stays is what
+# optimisation is about. (Attention also computes exponentials, which the count leaves out. And where a machine reads
+# faster than it copies, or other programs slowed the copy down, a point may lie above the slanted roof.)
 
 # %% [markdown]
 # ### The same on a GPU, on paper
@@ -400,17 +369,20 @@ measured("2.3", f / b / ridge)
 
 # %% [markdown]
 # **Read the result.** 512 tokens are on the compute-bound side, and 223 are enough. Two figures often seen in print are
-# wrong: a ridge of 100 for this card, while 312 over 1.555 is 200; and an intensity of 512 at 512 tokens, which forgets
-# that activations move too: it is 410. A single token reaches a two-hundredth of the ridge, so 99.5 % of the arithmetic
-# that the card could do stays unused. This is why prefill and decode, with the same weights, are two workloads.
+# wrong: a ridge of 100 for this card, while 312 over 1.555 is 200.6; and an intensity of 512 at 512 tokens, which
+# forgets that activations move too: it is 410. So the advice to *batch prompts* for the sake of a busy GPU, often given
+# beside small batches for decode, has it the wrong way round: one prompt of 223 tokens is enough, and it is decode that
+# gains from every further sequence (lab 3). A single token reaches a two-hundredth of the ridge, so 99.5 % of the
+# arithmetic that the card could do stays unused. This is why prefill and decode, with the same weights, are two
+# workloads.
 #
 # **Takeaway.** Intensity grows with the tokens that share a weight: 1 FLOP per byte for a single token in two-byte
-# elements, 410 for 512 of them, and an A100 needs 200 to be busy.
+# elements, 410 for 512 of them; the ridge of an A100 with 40 GB is 201, of one with 80 GB (2.04 TB/s) 153.
 #
-# > **In production, 2026.** An H100 SXM does 989 TFLOP/s in bfloat16 and moves 3.35 TB/s
-# > ([data sheet](https://www.nvidia.com/en-us/data-center/h100/)): its ridge is 295 FLOP per byte, so by roofline the
-# > product above needs 345 tokens to be compute-bound, where an A100 needs 223. Engines therefore fill a step with
-# > many tokens: [vLLM](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
+# > **In production, 2026.** An H100 SXM does 989 TFLOP/s in bfloat16 and moves 3.35 TB/s ([data
+# > sheet](https://www.nvidia.com/en-us/data-center/h100/)): its ridge is 295 FLOP per byte, so by roofline the product
+# > above needs 345 tokens to be compute-bound, where an A100 needs 223. Engines therefore fill a step with many tokens:
+# > [vLLM](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
 # > recommends `max_num_batched_tokens` above 8192 for throughput on large GPUs, and
 # > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/paged-attention-ifb-scheduler.html) bounds a step by
 # > `max_num_tokens`. A GPU's curve would look like the CPU's above, moved to the right.
@@ -460,14 +432,29 @@ for L in (2_048, 8_192, 32_768, 131_072):
 
 # %% [markdown]
 # And even where it fits, it has to be written to memory, read, written again and read again, with hardly any
-# arithmetic in between: far to the left under the roof. The next two sections get rid of it.
+# arithmetic in between: far to the left under the roof. By the clock, the same two heads on one thread:
+
+# %%
+clocked = {"naive_attention": {}, "PyTorch's fused attention": {}}
+for L in (256, 512, 1024, 2048, 4096):
+    inputs = attention_inputs(L)
+    for name, attend in zip(clocked, (naive_attention, fused), strict=True):
+        clocked[name][L] = 1e3 * seconds(lambda inputs=inputs, attend=attend: attend(*inputs), repeats=5)
+    one, other = (times[L] for times in clocked.values())
+    print(f"{L:5,} tokens: naive {one:7.1f} ms, fused {other:7.1f} ms, {one / other:.1f} times as fast")
+
+# %% [markdown]
+# **Read the result.** Both do the same products, and both grow with the square of the prompt. The distance between
+# them is what the score matrix costs in time, and it depends on where the matrix lies: in a cache while the prompt is
+# short, in memory when it is long. ("2 to 4 times faster", as one often reads, was measured on GPUs with much more
+# arithmetic per byte of bandwidth; your factor is your machine's.) The next sections get rid of the matrix.
 #
 # **Takeaway.** At 32,768 tokens the score matrix of one layer takes 64 GiB, 512 times the 0.125 GiB of its keys and
 # values; it grows with the square of the prompt, and no result needs it.
 
 # %% [markdown]
 # ## 4. Softmax in one pass
-# <!-- minutes: 25 -->
+# <!-- minutes: 16 -->
 #
 # *Needs: CPU.*
 #
@@ -484,8 +471,9 @@ for L in (2_048, 8_192, 32_768, 131_072):
 
 # %% [markdown]
 # **In base 2.** From here on the scores are exponents of 2: multiplied by log2(e) once, together with 1/sqrt(D), so
-# that $2^{s \log_2 e} = e^s$. Kernels do it because processors raise 2 to a power in one instruction. The logarithm of
-# a row's sum of weights, $\log_2 \sum_j 2^{s_j}$, is called its **LSE** (log-sum-exp), here in base 2.
+# that $2^{s \log_2 e} = e^s$. Kernels do it because a GPU has an instruction for a power of 2 (NVIDIA's `ex2`), and
+# none for a power of e. The logarithm of a row's sum of weights, $\log_2 \sum_j 2^{s_j}$, is called its **LSE**
+# (log-sum-exp), here in base 2.
 
 # %% tags=["setup"]
 from twophase_labs.prefill.launch import LOG2_E
@@ -550,8 +538,8 @@ def online_softmax(stream, M, D):
 check("2.4")
 
 # %% [markdown]
-# **Equal, at every length.** One query against up to 10,000 keys, your one pass against a softmax over all scores at
-# once. What it carries along is $m$, $\ell$ and `acc`: D + 2 elements, however long the stream.
+# **The results agree at every length.** One query against up to 10,000 keys, your one pass against a softmax over all
+# scores at once. What it carries along is $m$, $\ell$ and `acc`: D + 2 elements, however long the stream.
 
 # %%
 online_softmax = use("2.4")
@@ -563,85 +551,24 @@ for num_keys in (10, 100, 1_000, 10_000):
     print(f"{num_keys:6,} keys: means differ by {(out[0] - at_once).abs().max():.0e}, LSE {lse.item():.2f}")
 
 # %% [markdown]
-# ### Merging parts
+# So a kernel can work through the keys tile by tile. And the pair (mean, LSE) says all that has to be known about a set
+# of keys: two sets can be attended to apart, by two programs or at two times, and their means put together afterwards,
+# each weighted by $2^{\mathrm{LSE}}$. Lab 3 divides a long context among many programs in this way; lab 5 needs it for
+# a prefix that many requests share, lab 7 for a context on several GPUs.
 #
-# The pair (mean, LSE) says all that has to be known about a set of keys: their mean, and with $2^{\mathrm{lse}}$ the
-# weight that they have as a whole. So two parts can be computed apart, by two programs or at two times, and put
-# together afterwards.
-#
-# ```mermaid
-# flowchart LR
-#     K["keys 0 .. 999"] --> A["keys 0 .. 499<br/>mean a, lse a"]
-#     K --> B["keys 500 .. 999<br/>mean b, lse b"]
-#     A --> M["merge: weigh each mean<br/>by 2^lse of its part"]
-#     B --> M
-#     M --> O["mean, lse<br/>of all keys"]
-# ```
-
-# %% [markdown]
-# <!-- card 2.5 -->
-# Merge two parts: means `[M, D]` and LSE `[M]` each, base 2. Take the larger LSE out before raising anything to a
-# power; make new tensors.
-#
-# $$\mathrm{out} = \frac{2^{\mathrm{lse}_a - m}\, \mathrm{out}_a + 2^{\mathrm{lse}_b - m}\, \mathrm{out}_b}
-# {2^{\mathrm{lse}_a - m} + 2^{\mathrm{lse}_b - m}}, \qquad
-# \mathrm{lse} = m + \log_2\!\left(2^{\mathrm{lse}_a - m} + 2^{\mathrm{lse}_b - m}\right)$$
-#
-# ```python
-# merge_halves(out, lse, torch.zeros(M, D), torch.full((M,), -torch.inf)) == (out, lse)   # an empty part adds nothing
-# merge_halves(out, lse, out, lse) == (out, lse + 1)                                      # twice the weight: one bit
-# ```
-
-
-# %% tags=["exercise:2.5"]
-def merge_halves(out_a, lse_a, out_b, lse_b):
-    m = torch.maximum(lse_a, lse_b)
-    m = m.masked_fill(m == -torch.inf, 0)  # both parts empty
-    weight_a, weight_b = torch.exp2(lse_a - m), torch.exp2(lse_b - m)  # SOLUTION: how much each part counts
-    total = weight_a + weight_b
-    out = weight_a[:, None] * out_a + weight_b[:, None] * out_b  # SOLUTION: the means, weighted and added, [M, D]
-    out = out / torch.where(total == 0, 1, total)[:, None]
-    return out, m + total.log2()  # SOLUTION `m + total.log2()`: their LSE, [M]
-
-
-# %%
-check("2.5")
-
-# %% [markdown]
-# **Cut anywhere, merge in any order.** A thousand keys, cut at random places, the parts shuffled and merged one after
-# another.
-
-# %%
-merge_halves = use("2.5")
-draw = torch.Generator().manual_seed(6)
-s, v = 5 * torch.randn(1_000, 1, generator=draw), torch.randn(1_000, 64, generator=draw)
-whole, _ = online_softmax(zip(s, v, strict=True), 1, 64)
-for num_parts in (2, 8, 50):
-    cuts = torch.randperm(999, generator=draw)[: num_parts - 1].add(1).sort().values.tolist()
-    pieces = zip(s.tensor_split(cuts), v.tensor_split(cuts), strict=True)
-    parts = [online_softmax(zip(*piece, strict=True), 1, 64) for piece in pieces]
-    merged = parts.pop(int(torch.randint(len(parts), (1,), generator=draw)))
-    while parts:
-        merged = merge_halves(*merged, *parts.pop(int(torch.randint(len(parts), (1,), generator=draw))))
-    print(f"{num_parts:3} parts: the mean differs by {(merged[0] - whole).abs().max():.0e} from one pass")
-
-# %% [markdown]
-# **Read the result.** The same mean, up to rounding. So a kernel can work through the keys tile by tile; and in lab 3,
-# where one query has thousands of keys, many programs take a part each, and your merge puts the parts together.
-#
-# **Takeaway.** One pass that carries D + 2 = 66 elements gives the mean over 10,000 keys, and parts of it merge in any
-# order.
+# **Takeaway.** One pass that carries D + 2 = 66 elements gives the mean over 10,000 keys, whatever their number.
 
 # %% [markdown]
 # ## 5. Attention in tiles
-# <!-- minutes: 24 -->
+# <!-- minutes: 13 -->
 #
 # *Needs: CPU.*
 #
-# One key at a time keeps memory small, and wastes the machine: it is a matrix-vector product again, far left under the
-# roof. The way out is a **tile**: some dozens of queries against some dozens of keys. Its scores are a small matrix
+# One key at a time keeps memory small but is memory-bound: it is a matrix-vector product, with about one operation per
+# byte. The way out is a **tile**: some dozens of queries against some dozens of keys. Its scores are a small matrix
 # that lives only in fast memory (registers and shared memory on a GPU, the caches of a CPU). This is FlashAttention
-# (arXiv:2205.14135).
+# (arXiv:2205.14135), in the order of its second version (arXiv:2307.08691): a program keeps its queries and walks over
+# the keys. The first paper's algorithm has the keys outside and writes the results several times.
 
 # %%
 pictures.draw_tiles(length=40, block_q=16, block_k=8)
@@ -659,7 +586,7 @@ pictures.draw_tiles(length=40, block_q=16, block_k=8)
 from twophase_labs.prefill.slow_memory import attention_memory, standard_attention
 
 # %% [markdown]
-# <!-- card 2.6 -->
+# <!-- card 2.5 -->
 # Exact causal attention of one head, with `q`, `k`, `v` (`[L, D]`) and `out` in slow memory. The running softmax is the
 # one of 2.4, given below, with a tile in place of a key: the maximum and the sum run over the tile's columns, and `p @
 # v` stands for `p * v`. What is left is the tiles: load at most `block_q` queries and `block_k` keys at a time, each
@@ -672,7 +599,7 @@ from twophase_labs.prefill.slow_memory import attention_memory, standard_attenti
 # ```
 
 
-# %% tags=["exercise:2.6"]
+# %% tags=["exercise:2.5"]
 def tiled_attention(memory, L, D, block_q, block_k):
     for start in range(0, L, block_q):
         q = memory.load("q", start, start + block_q)
@@ -692,13 +619,13 @@ def tiled_attention(memory, L, D, block_q, block_k):
 
 
 # %%
-check("2.6")
+check("2.5")
 
 # %% [markdown]
 # **Exact, not approximate.** No key is left out. For any size of tile the result is the same up to rounding.
 
 # %%
-tiled_attention = use("2.6")
+tiled_attention = use("2.5")
 q, k, v = torch.randn(3, 200, 64, generator=torch.Generator().manual_seed(7))
 expected = naive_attention(q[:, None], k[:, None], v[:, None])
 for block_q, block_k in ((200, 200), (128, 64), (128, 16), (16, 128), (17, 33), (1, 7)):
@@ -711,174 +638,60 @@ for block_q, block_k in ((200, 200), (128, 64), (128, 16), (16, 128), (17, 33), 
 # **Think first.** The last column differs by a factor of fifty, for the same result. Which of the two sizes is it that
 # matters (compare 128 x 16 with 16 x 128), and why?
 #
-# Now count. The **standard** way is three operations, each of which reads its inputs from slow memory and writes its
-# result there: scores from Q and K; weights from scores; results from weights and V. It computes all L · L scores,
-# hidden ones too. The **tiled** way is yours.
-
-# %% [markdown]
-# <!-- card 2.7 -->
-# Count the bytes that cross between slow and fast memory for one causal head of L tokens, the standard way and the
-# tiled way. Key tiles are loaded whole; the last one ends at L.
-#
-# ```python
-# count_traffic(2, 3, block_q=1, block_k=1, bytes_per_element=1) == (24 + 16, 12 + 6 + 12)
-# ```
-
-
-# %% tags=["exercise:2.7"]
-def count_traffic(L, D, block_q, block_k, bytes_per_element):
-    standard = 4 * L * D + 4 * L * L  # SOLUTION: elements that the three operations read and write
-    tiled = 2 * L * D  # queries in and results out
-    for start in range(0, L, block_q):
-        end = min(start + block_q, L)  # this tile holds queries start to end - 1
-        num_keys = min(-(-end // block_k) * block_k, L)  # SOLUTION: keys in the key tiles that it loads
-        tiled += 2 * num_keys * D
-    return standard * bytes_per_element, tiled * bytes_per_element
-
-
-# %%
-check("2.7")
-
-# %% [markdown]
-# **Counted against counted.** Your formula on the left; on the right what the memory noted while the two ways really
-# ran.
+# Per query tile the keys before it are read once, $2 D \cdot L/2$ elements on average, and there are $L / B_q$ tiles:
+# $L^2 D / B_q$ in all. The **standard** way (scores from Q and K; weights from scores; results from weights and V, each
+# through slow memory) moves $4 L^2$ for the matrices alone. So the query tile counts, and the factor approaches
+# $4 B_q / D$. Here both ways really run, on a memory that notes every byte:
 
 # %%
 # NBVAL_CHECK_OUTPUT
-count_traffic = use("2.7")
-print("   L | standard: formula     noted | tiled 64 x 64: formula     noted")
-for L in (64, 100, 500, 1000):
-    memories = [attention_memory(*torch.ones(3, L, 64)) for _ in range(2)]
-    standard_attention(memories[0])
-    tiled_attention(memories[1], L, 64, 64, 64)
-    formula = count_traffic(L, 64, 64, 64, 4)
-    print(f"{L:4} | {formula[0]:17,} {memories[0].num_bytes:10,} | {formula[1]:22,} {memories[1].num_bytes:10,}")
-
-# %%
-# NBVAL_CHECK_OUTPUT
-lengths = (256, 1024, 4096, 16384)
-saved = {
-    f"{block_q} queries": {
-        L: count_traffic(L, 64, 64, 64, 2)[0] / count_traffic(L, 64, block_q, 64, 2)[1] for L in lengths
-    }
-    for block_q in (16, 64, 256)
-}
+saved = {f"{block_q} queries": {} for block_q in (16, 64, 256)}
+for L in (256, 512, 1024, 2048):
+    standard = attention_memory(*torch.ones(3, L, 64))
+    standard_attention(standard)
+    for block_q in (16, 64, 256):
+        tiled = attention_memory(*torch.ones(3, L, 64))
+        tiled_attention(tiled, L, 64, block_q, 64)
+        saved[f"{block_q} queries"][L] = standard.num_bytes / tiled.num_bytes
 for name, factors in saved.items():
-    print(f"query tiles of {name:11}:", "  ".join(f"L = {L:6,}: {x:5.2f}" for L, x in factors.items()))
+    print(f"query tiles of {name:11}:", "  ".join(f"L = {L:5,}: {x:5.2f}" for L, x in factors.items()))
 
 # %%
 pictures.draw_saved_traffic(saved)
 
 # %% [markdown]
 # **Read the result.** Memory *held* is linear in L now, but traffic is still quadratic: keys and values are read again
-# for every tile of queries. What a tile buys is the factor in front. Per query tile the keys before it are read once,
-# $2 D \cdot L/2$ elements on average, and there are $L / B_q$ tiles: $L^2 D / B_q$ in all against $4 L^2$ for the
-# standard way, a factor of $4 B_q / D$. So it is the *query* tile that counts, and fast memory limits it: it must hold
-# `q`, `acc` and the tile's scores. With D = 64 the factor comes close to 4 at 64 queries and to 16 at 256; with 16
-# queries nothing is gained. "5 to 10 times less traffic", as introductions often say, is right for some tile, not for
-# tiling.
+# for every tile of queries. What a tile buys is the factor in front, and fast memory limits it: it must hold `q`, `acc`
+# and the tile's scores. With D = 64 the factor comes close to 4 at 64 queries and heads for 16 at 256; with 16 queries
+# nothing is gained. "5 to 10 times less traffic", as introductions often say, is right for some tile, not for tiling.
 
 # %% [markdown]
-# **Takeaway.** Tiles give the same attention; with 256 queries a tile and D = 64, a prompt of 16,384 tokens moves
-# 15 times fewer bytes than with the score matrix in memory.
+# **Takeaway.** Tiles give the same attention; with 64 queries a tile and D = 64, a prompt of 2,048 tokens moves a
+# quarter of the bytes that it moves with the score matrix in memory.
 #
 # > **In production, 2026.** Tiled attention is the default everywhere.
 # > [vLLM](https://github.com/vllm-project/vllm/blob/001394336840495fb529a33f71767ecbfdc88372/docs/design/attention_backends.md)
 # > tries `FLASH_ATTN` first on Ampere and Hopper (FlashAttention 3 on an H100) and `FLASHINFER` on Blackwell;
 # > `--attention-backend` overrides.
 # > [SGLang](https://github.com/sgl-project/sglang/blob/000984ed03d93e6622777f500d76a59837b0c42b/docs/advanced_features/attention_backend.md)
-# > takes `fa3` on Hopper and FlashInfer on other NVIDIA cards. By roofline, on an H100: one head at 16,384 tokens,
+# > takes `fa3` on Hopper, [`trtllm_mha` on Blackwell](https://docs.sglang.io/advanced_features/attention_backend.html)
+# > and FlashInfer on older cards. FlashAttention 4, for Blackwell, emulates a part of the powers of 2 by polynomials,
+# > since there exp2 and not the products is what a tile waits for. By roofline, on an H100: one head at 16,384 tokens,
 # > D = 64, in bfloat16, is 34 GFLOP and 35 microseconds of arithmetic; its score matrix alone, moved four times, is
 # > 2.1 GB and 640 microseconds.
 
 # %% [markdown]
-# ## 6. Where K and V go: slots, and a first kernel
-# <!-- minutes: 29 -->
+# ## 6. A first kernel: fusion
+# <!-- minutes: 19 -->
 #
-# *Needs: CPU; Triton for the kernel.*
+# *Needs: Triton.*
 #
-# What remains is to write the two loops where they belong: on the processor that has the fast memory, as one kernel.
-# Before a kernel can read K and V of many sequences, it must know where they lie. In an engine, memory for keys and
-# values is allocated in **blocks** of `block_size` tokens. N of them form a pool, `[N, H_kv, block_size, D]` per layer,
-# and each sequence has a **block table** with the numbers of its blocks in order. (In this lab's Triton code a block is
-# called `PAGE`, after PagedAttention, because there `BLOCK_*` means a tile.) Lab 3 hands out the blocks; here they are
-# given.
+# Tiled attention in PyTorch has the right algorithm, but every line launches its own kernel and writes its result to
+# slow memory. To keep a tile in registers from its first product to its last, the whole loop has to be *one* kernel.
+# This section writes a short kernel whole, the next one writes attention.
 #
-# The place of one token is its **slot**, a number that names block and offset at once:
-#
-# $$\text{slot} = \text{block} \cdot \text{block size} + \text{offset}$$
-#
-# ```mermaid
-# flowchart LR
-#     P["position 9"] --> D["9 // 4 = 2<br/>which entry"]
-#     P --> M["9 % 4 = 1<br/>which offset"]
-#     D --> T["block table<br/>[6, 1, 4] → block 4"]
-#     T --> S["slot 4 · 4 + 1 = 17"]
-#     M --> S
-# ```
-#
-# Consecutive positions are consecutive slots only within a block; at a block's end they jump.
-
-# %% [markdown]
-# <!-- card 2.8 -->
-# Give the slot of each position by the formula above; the docstring says which integer types.
-
-
-# %% tags=["exercise:2.8"]
-def slot_mapping(block_table, start, end, block_size):
-    """The slots of positions `start` to `end - 1` of one sequence: int64 [end - start].
-
-    `block_table` is int32 and may be longer than needed; it is left as it is. The result is int64 because a pool may
-    be so large that a block's number times its size exceeds int32.
-
-    >>> slot_mapping(torch.tensor([6, 1, 4]), 0, 6, 4).tolist()
-    [24, 25, 26, 27, 4, 5]
-    >>> slot_mapping(torch.tensor([6, 1, 4]), 9, 10, 4).tolist()
-    [17]
-    """
-    # BEGIN SOLUTION: a slot for each position
-    positions = torch.arange(start, end)
-    blocks = block_table[positions // block_size].long()
-    return blocks * block_size + positions % block_size
-    # END SOLUTION
-
-
-# %%
-check("2.8")
-
-# %%
-# NBVAL_CHECK_OUTPUT
-slot_mapping = use("2.8")
-table = torch.tensor([6, 1, 4], dtype=torch.int32)
-print("prompt of 6:       ", slot_mapping(table, 0, 6, 4).tolist())
-print("the next 5 tokens: ", slot_mapping(table, 6, 11, 4).tolist())
-
-# %% [markdown]
-# **The same in the engine.** Before each step, the engine computes the slots of all new tokens of all sequences at
-# once. What does it have that yours lacks?
-
-# %%
-from twophase.engine import runner
-from twophase_labs.kit.open_engine import show_source
-
-show_source(runner._fill, first="owner = np.repeat", last="slots[group][:num_tokens] =")
-
-# %% [markdown]
-# <details><summary>An answer</summary>
-#
-# `owner`: one array says of each token which sequence it belongs to, so that a single expression indexes the tables of
-# all of them. The second-to-last line fills everything with -1 first: a slot of -1 means *written nowhere*, for
-# padding. (A CUDA graph, a recorded sequence of kernel launches, replays with fixed shapes, so batches are padded to
-# them.) Your kernel will have to respect that. The loop is for models with layers of different kinds, some of which
-# keep a window of the text only: each kind has block tables of its own. SmolLM2 has one kind, and the loop runs once.
-#
-# </details>
-
-# %% [markdown]
-# ### The kernel that writes
-#
-# Triton lets you write GPU kernels in Python. You write what one **program** does; the GPU runs thousands of them side
-# by side, and each finds out from its number which part of the output is its own.
+# **Triton** lets you write GPU kernels in Python. You write what one **program** does; the GPU runs thousands of them
+# side by side, and each finds out from its number which part of the output is its own.
 
 # %%
 print(how_kernels_run())
@@ -922,38 +735,301 @@ row_max_kernel[(2,)](x, largest, num_columns=3, BLOCK=4)  # [(2,)] is the grid: 
 print(largest.tolist())
 
 # %% [markdown]
-# The write kernel has a program per token: it reads the token's slot, then moves the K and V of its H_kv heads. In the
-# cache the heads of a token do not lie side by side, since the layout is `[N, H_kv, PAGE, D]`: a block has all slots of
-# head 0, then all of head 1. Attention wants it so, because a program reads one KV head and many slots.
+# ### Residual and norm in one kernel
 #
-# Two traps. H_kv need not be a power of two, nor need D, and SmolLM2 has 3 KV heads: the tile is 4 heads wide, and the
-# fourth head does not exist. And some tokens are written nowhere: an engine that pads its batch gives the padding the
-# slot -1.
+# What is never written need not be read. Between the matrix products of a layer stand small operations: adding the
+# residual, the norm, the rotation, the gate of the MLP. They have hardly any arithmetic, and in PyTorch each of them
+# reads its inputs from slow memory and writes its result there, as standard attention did. **Fusion** makes one kernel
+# of a chain of them: intermediates stay in registers.
+#
+# ```mermaid
+# flowchart LR
+#     X[("x")] --> A["+"]
+#     R[("residual")] --> A
+#     A --> H[("h")]
+#     A --> N["square, mean, + eps, root"]
+#     A --> S["h · root · weight"]
+#     N --> S
+#     W[("weight")] --> S
+#     S --> Y[("y")]
+# ```
+#
+# The cylinders are in slow memory, the boxes in registers. The norm's chain reads x and the residual, and hands on two
+# results: `y` goes into the next projection, `h` is the residual of the next addition.
 
 # %% [markdown]
-# **Think first.** What would happen to the cache if the store had no mask for the heads? Which tokens would be
-# overwritten, and when would it show?
+# **Think first.** Run as seven operations of PyTorch (add, square, mean, add eps, root, two products), how often does
+# an array of x's size cross the border? And as one kernel?
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.prefill.chains import add_rmsnorm, noted_bytes
+
+x, residual = torch.randn(2, 4096, 576, generator=torch.Generator().manual_seed(0))  # 4,096 tokens of SmolLM2
+apart = noted_bytes(lambda: add_rmsnorm(x, residual, torch.ones(576), 1e-5))  # noted while PyTorch's operations run
+as_one = 4 * x.nbytes
+print(f"seven operations {apart / 1e6:.1f} MB, one kernel {as_one / 1e6:.1f} MB: {apart / as_one:.1f} times less")
+
+# %% [markdown]
+# An array of x's size crosses the border ten times when the steps run apart, and four times as one: x and the residual
+# in, h and y out. The chain is worth a kernel: it runs twice in every layer. Write it whole; the capstone runs it in
+# the engine.
+
+# %% tags=["setup"]
+from twophase_labs.prefill.launch import launch_add_rmsnorm
+
+# %% [markdown]
+# <!-- card 2.6 -->
+# Add the residual and normalise, a program per row: $h = x + \mathrm{residual}$,
+# $y = h / \sqrt{\mathrm{mean}(h^2) + \epsilon} \cdot \mathrm{weight}$ (RMSNorm, arXiv:1910.07467).
+# `launch_add_rmsnorm(kernel, x, residual, weight, eps)` allocates y and h, starts a program for each of the T rows, and
+# returns (y, h). `row_max_kernel` has all that you need but a second load and a second store.
+
+
+# %% tags=["exercise:2.6"]
+@triton.jit
+def add_rmsnorm_kernel(
+    x_ptr,  # [T, N]
+    residual_ptr,  # [T, N]
+    weight_ptr,  # [N]
+    y_ptr,  # [T, N]
+    h_ptr,  # [T, N]
+    eps,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # N, rounded up to a power of two
+):
+    """One program: one row, [N]. It loads the row of x and of residual once, and stores the row of h and of y.
+
+    >>> x, residual = torch.tensor([[3.0, 0.0]], device=device), torch.tensor([[0.0, 4.0]], device=device)
+    >>> y, h = launch_add_rmsnorm(add_rmsnorm_kernel, x, residual, torch.ones(2, device=device), 0.0)
+    >>> h.tolist()
+    [[3.0, 4.0]]
+    >>> [round(element, 4) for element in y[0].tolist()]  # over the root of (9 + 16) / 2
+    [0.8485, 1.1314]
+    """
+    # BEGIN SOLUTION: which row, which columns exist; load, add, store h; normalise, store y
+    row, columns = tl.program_id(0), tl.arange(0, BLOCK_N)
+    mask = columns < N
+    offs = row * N + columns
+    h = tl.load(x_ptr + offs, mask=mask, other=0.0) + tl.load(residual_ptr + offs, mask=mask, other=0.0)
+    tl.store(h_ptr + offs, h, mask=mask)
+    mean_square = tl.sum(h * h, axis=0) / N
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    tl.store(y_ptr + offs, h * tl.rsqrt(mean_square + eps) * weight, mask=mask)
+    # END SOLUTION
+
+
+# %%
+check("2.6")
+
+# %% [markdown]
+# **By the clock**, on the same 4,096 rows, the best of fifteen runs of each. (A kernel that has passed its check may be
+# `trusted`: it runs without the checks of its accesses, as the engine's own kernels do.)
+
+# %%
+# needs: triton
+from twophase_labs.machine.kernels import trusted
+
+add_rmsnorm_kernel = use("2.6")
+inputs = x.to(device), residual.to(device), torch.ones(576, device=device), 1e-5
+ways = {
+    "seven operations": lambda: add_rmsnorm(*inputs),
+    "your kernel": lambda: launch_add_rmsnorm(add_rmsnorm_kernel, *inputs),
+}
+with trusted():
+    rounds = [{name: seconds(run) for name, run in ways.items()} for _ in range(15)]
+for name in ways:
+    print(f"{name:16} {1e3 * min(times[name] for times in rounds):5.1f} ms")
+
+# %% [markdown]
+# **Takeaway.** Fused, residual and norm move 2.5 times fewer bytes; no arithmetic is saved, only trips to memory.
+#
+# > **In production, 2026.** Most fusion is done by compilers today.
+# > [vLLM](https://docs.vllm.ai/en/v0.18.2/design/fusions/) compiles models with `torch.compile` and adds passes of its
+# > own, switched on by its optimization level: all-reduce with residual and RMSNorm from `-O2` (the default) on
+# > tensor-parallel Hopper and Blackwell GPUs, RoPE with the cache write on ROCm only. By roofline, on an H100: SiLU x
+# > up of 4,096 tokens of an 8B model, 14,336 wide, moves 940 MB in bfloat16 as three operations and 352 MB as one: 280
+# > against 105 microseconds, in each of 32 layers.
+
+# %% [markdown]
+# ## 7. FlashAttention, from an empty body
+# <!-- minutes: 27 -->
+#
+# *Needs: Triton.*
+#
+# Now the loops of section 5 as one kernel, for one head of one prompt: q, k, v and the results are `[L, D]`. You have
+# all its pieces. The outer loop becomes the grid: a program per tile of `BLOCK_M` queries. The inner loop stays a loop,
+# over tiles of `BLOCK_N` keys up to the diagonal; its state stays in registers.
+#
+# | in `tiled_attention` | in Triton |
+# |---|---|
+# | `memory.load("k", at, at + block_k)` | `tl.load` of a tile of pointers, `[BLOCK_N, BLOCK_D]`, under a mask |
+# | `q @ k.mT` | `tl.dot(q, tl.trans(k), input_precision="ieee")`, which tensor cores multiply |
+# | `masked_fill(hidden, -torch.inf)` | `tl.where(visible, scores, float("-inf"))` |
+# | `scores.amax(-1)`, `p.sum(-1)` | `tl.max(scores, axis=1)`, `tl.sum(p, axis=1)` |
+# | `torch.exp2`, `torch.maximum` | `tl.exp2`, `tl.maximum` |
+# | `torch.full`, `torch.zeros` | `tl.full([BLOCK_M], float("-inf"), tl.float32)`, `tl.zeros` |
+#
+# (`input_precision` says how a GPU may round what it multiplies; "ieee" is float32 throughout. A tile of `tl.dot` has
+# at least 16 rows and columns, hence `BLOCK_D`: D rounded up to a power of two, 16 or more.)
+#
+# **Think first.** L = 40, tiles of 16 by 16. How many programs are there, and how many key tiles does each load? Which
+# rows of the last program must not be stored?
 #
 # <details><summary>An answer</summary>
 #
-# Head 3 of block n lies where head 0 of block n + 1 begins. So each write would also overwrite the same slot of head 0
-# in the next block of the *pool*, which may belong to another sequence, with whatever lies behind the token's own
-# heads. Nothing shows while one sequence runs alone in the first blocks; in a full pool, other requests' answers
-# change.
+# Three programs, with 1, 2 and 3 tiles. Rows 40 to 47 of the last one do not exist: they are loaded as zeros and
+# computed along, but a store would write behind the tensor.
 #
 # </details>
 
+# %% tags=["setup"]
+from twophase_labs.prefill.launch import launch_flash_attention
+
 # %% [markdown]
-# <!-- card 2.9 -->
-# Write `k[t]` and `v[t]` to slot `slot_mapping[t]` of the caches, for all heads; leave tokens with a negative slot
-# alone.
+# <!-- card 2.7 -->
+# Write it whole: exact causal attention of one head, the LSE beside it, no key tile above the diagonal.
+# `launch_flash_attention(kernel, q, k, v, scale)` allocates both results, starts the programs and returns
+# `(out, lse)`. When the check fails it draws a map of what your kernel reads: one-hot values turn its output into its
+# weights. In a kernel, a variable keeps its shape and type from turn to turn of a loop; `acc` stays float32.
+
+
+# %% tags=["exercise:2.7"]
+@triton.jit
+def flash_attention_kernel(
+    q_ptr,  # [L, D]
+    k_ptr,  # like q_ptr
+    v_ptr,  # like q_ptr
+    out_ptr,  # [L, D]
+    lse_ptr,  # fp32 [L], base 2
+    qk_scale,  # score scale * log2(e)
+    L,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # rows of q of a program
+    BLOCK_D: tl.constexpr,  # columns of a tile, at least D
+    BLOCK_N: tl.constexpr,  # keys of a tile
+):
+    """One program: BLOCK_M rows of q, [L, D], over the keys that they see; the grid is (cdiv(L, BLOCK_M),).
+
+    >>> one = torch.ones(1, 16, device=device)
+    >>> out, lse = launch_flash_attention(flash_attention_kernel, one, one, 3 * one, 0.0)
+    >>> out[0, :2].tolist(), lse.tolist()  # it sees itself only, with a score of 0
+    ([3.0, 3.0], [0.0])
+    >>> two, values = torch.ones(2, 16, device=device), torch.tensor([[1.0], [5.0]], device=device).expand(2, 16)
+    >>> out, lse = launch_flash_attention(flash_attention_kernel, two, two, values.contiguous(), 0.0)
+    >>> out[:, 0].tolist(), lse.tolist()  # the second row sees both
+    ([1.0, 3.0], [0.0, 1.0])
+    """
+    # BEGIN SOLUTION: the tile of queries; a loop over tiles of keys; two stores
+    rows, offs_d = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    mask_q = (rows < L)[:, None] & (offs_d < D)[None, :]
+    q = tl.load(q_ptr + rows[:, None] * D + offs_d[None, :], mask=mask_q, other=0.0)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    hi = tl.minimum((tl.program_id(0) + 1) * BLOCK_M, L)
+    for start in range(0, hi, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        mask_kv = (keys < hi)[:, None] & (offs_d < D)[None, :]
+        k = tl.load(k_ptr + keys[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
+        v = tl.load(v_ptr + keys[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
+        scores = tl.where(keys[None, :] <= rows[:, None], scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+        p = tl.exp2(scores - new_max[:, None])
+        rescale = tl.exp2(row_max - new_max)
+        row_sum = row_sum * rescale + tl.sum(p, axis=1)
+        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        row_max = new_max
+    tl.store(out_ptr + rows[:, None] * D + offs_d[None, :], acc / row_sum[:, None], mask=mask_q)
+    tl.store(lse_ptr + rows, row_max + tl.log2(row_sum), mask=rows < L)
+    # END SOLUTION
+
+
+# %%
+check("2.7")
+
+# %% [markdown]
+# **By the clock**, against the two ways of section 3, one head of 64 elements.
+
+# %%
+# needs: triton
+flash_attention_kernel = use("2.7")
+for L in (512, 2048):
+    q, k, v = torch.randn(3, L, 64, generator=torch.Generator().manual_seed(L)).to(device)
+    ways = {
+        "naive": lambda q=q, k=k, v=v: naive_attention(*(x.cpu()[:, None] for x in (q, k, v))),
+        "PyTorch's": lambda q=q, k=k, v=v: fused(*(x.cpu()[:, None] for x in (q, k, v))),
+        "yours": lambda q=q, k=k, v=v: launch_flash_attention(flash_attention_kernel, q, k, v, 1 / 8),
+    }
+    with trusted():
+        ways["yours"]()  # compiled in the first call
+        ms = {name: 1e3 * seconds(way, repeats=10) for name, way in ways.items()}
+    print(f"{L:5,} tokens: " + ", ".join(f"{name} {value:6.2f} ms" for name, value in ms.items()))
+
+# %% [markdown]
+# **Read the result.** Your kernel never has the matrix, so compare the three as the prompt grows. The products of
+# PyTorch's own are tuned for this very processor; yours are what a compiler made of `tl.dot`. (On a GPU the first two
+# ways still run on the processor: compare yours at the two lengths. This cell has not been measured on a GPU yet.)
 #
-# ```python
-# k_cache[slot // PAGE, h, slot % PAGE] == k[t, h]     # for each token t with a slot, and each KV head h
+# **Takeaway.** Exact attention in one kernel is a grid over query tiles, a loop over key tiles that ends at the
+# diagonal, two products, and a state of D + 2 elements per row.
+
+# %% [markdown]
+# ## 8. Where K and V go: slots
+# <!-- minutes: 7 -->
+#
+# *Needs: CPU; Triton for the kernel.*
+#
+# Your kernel reads a head whose rows lie one after another. In an engine, memory for keys and values is allocated in
+# **blocks** of `block_size` tokens. N of them form a pool, `[N, H_kv, block_size, D]` per layer,
+# and each sequence has a **block table** with the numbers of its blocks in order. (In this lab's Triton code a block is
+# called `PAGE`, after PagedAttention, because there `BLOCK_*` means a tile.) Lab 3 hands out the blocks; here they are
+# given.
+#
+# The place of one token is its **slot**, a number that names block and offset at once:
+#
+# $$\text{slot} = \text{block} \cdot \text{block size} + \text{offset}$$
+#
+# ```mermaid
+# flowchart LR
+#     P["position 9"] --> D["9 // 4 = 2<br/>which entry"]
+#     P --> M["9 % 4 = 1<br/>which offset"]
+#     D --> T["block table<br/>[6, 1, 4] → block 4"]
+#     T --> S["slot 4 · 4 + 1 = 17"]
+#     M --> S
 # ```
+#
+# Consecutive positions are consecutive slots only within a block; at a block's end they jump.
 
 
-# %% tags=["exercise:2.9"]
+# %% tags=["setup"]
+def slot_mapping(block_table, start, end, block_size):
+    """The slots of positions `start` to `end - 1` of one sequence: int64 [end - start]."""
+    positions = torch.arange(start, end)
+    blocks = block_table[positions // block_size].long()  # int64: a block's number times its size may exceed int32
+    return blocks * block_size + positions % block_size
+
+
+# %%
+# NBVAL_CHECK_OUTPUT
+table = torch.tensor([6, 1, 4], dtype=torch.int32)
+print("prompt of 6:       ", slot_mapping(table, 0, 6, 4).tolist())
+print("the next 5 tokens: ", slot_mapping(table, 6, 11, 4).tolist())
+
+# %% [markdown]
+# **Who writes.** A kernel with a program per token reads the token's slot, then moves the K and V of its H_kv heads. In
+# the cache the heads of a token do not lie side by side, since the layout is `[N, H_kv, PAGE, D]`: a block has all
+# slots of head 0, then all of head 1. Attention wants it so, because a program reads one KV head and many slots. And
+# each layer has a tensor of its own: a program reads one layer, so a row with the K of all layers of a token would lie
+# 30 times as far from the next token's row, and a GPU fetches neighbours.
+#
+# Two traps are in these lines. H_kv need not be a power of two, nor need D, and SmolLM2 has 3 KV heads: the tile is 4
+# heads wide, and the fourth does not exist. And some tokens are written nowhere: an engine that pads its batch gives
+# the padding the slot -1.
+
+
+# %% tags=["setup"]
 @triton.jit
 def kv_write_kernel(
     k_ptr,  # [T, H_KV, D]
@@ -970,13 +1046,13 @@ def kv_write_kernel(
     """One program: K and V of one token, all its heads."""
     token = tl.program_id(0)
     slot = tl.load(slot_mapping_ptr + token)
-    if slot < 0:  # SOLUTION: does this token go nowhere?
+    if slot < 0:  # this token goes nowhere
         return
     offs_h = tl.arange(0, BLOCK_H)
     offs_d = tl.arange(0, BLOCK_D)
-    mask = (offs_h < H_KV)[:, None] & (offs_d < D)[None, :]  # SOLUTION: [BLOCK_H, BLOCK_D], which elements exist
-    from_rows = token * H_KV + offs_h  # SOLUTION: [BLOCK_H], rows of k, seen as [T * H_KV, D]
-    to_rows = (slot // PAGE * H_KV + offs_h) * PAGE + slot % PAGE  # SOLUTION: [BLOCK_H], rows of k_cache likewise
+    mask = (offs_h < H_KV)[:, None] & (offs_d < D)[None, :]  # [BLOCK_H, BLOCK_D], which elements exist
+    from_rows = token * H_KV + offs_h  # [BLOCK_H], rows of k, seen as [T * H_KV, D]
+    to_rows = (slot // PAGE * H_KV + offs_h) * PAGE + slot % PAGE  # [BLOCK_H], rows of k_cache likewise
     from_offs = from_rows[:, None] * D + offs_d[None, :]
     to_offs = to_rows[:, None] * D + offs_d[None, :]
     k = tl.load(k_ptr + from_offs, mask=mask, other=0.0)
@@ -985,11 +1061,21 @@ def kv_write_kernel(
     tl.store(v_cache_ptr + to_offs, v, mask=mask)
 
 
-# %%
-check("2.9")
+# %% [markdown]
+# **Think first.** What would happen to the cache if the store had no mask for the heads? Which tokens would be
+# overwritten, and when would it show?
+#
+# <details><summary>An answer</summary>
+#
+# Head 3 of block n lies where head 0 of block n + 1 begins. So each write would also overwrite the same slot of head 0
+# in the next block of the *pool*, which may belong to another sequence, with whatever lies behind the token's own
+# heads. Nothing shows while one sequence runs alone in the first blocks; in a full pool, other requests' answers
+# change.
+#
+# </details>
 
 # %% [markdown]
-# **Look into the pool.** Ten tokens whose keys are 1, 2, ... 10 throughout, written with your slots and your kernel.
+# **Look into the pool.** Ten tokens whose keys are 1, 2, ... 10 throughout, written into these slots by this kernel.
 # The seventh has slot -1, as if it were padding.
 
 # %%
@@ -997,7 +1083,6 @@ check("2.9")
 from twophase_labs.prefill import prefill_pictures
 from twophase_labs.prefill.launch import launch_kv_write
 
-kv_write_kernel = use("2.9")
 slots = slot_mapping(table, 0, 10, 4)
 slots[6] = -1
 new = torch.arange(1.0, 11)[:, None, None].expand(10, 3, 16).contiguous().to(device)
@@ -1020,20 +1105,26 @@ print(f"weights read for it, if it comes alone: {4 * 134_515_008:,} bytes")
 # SmolLM2, four orders of magnitude less than the weights that it needs.
 #
 # > **In production, 2026.** [vLLM](https://docs.vllm.ai/en/v0.29.0/api/vllm/config/cache/) has blocks of 16 tokens by
-# > default (`--block-size`), [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html)
-# > of 32 (`tokens_per_block`), and [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
-# > of 1 (`--page-size`): there the table has a slot per token. Writing is a kernel of its own in all of them, or part
-# > of the one that rotates q and k. By roofline, on an H100: K and V of 2,048 tokens in one layer of an 8B model are
-# > 8.4 MB in bfloat16, read and written in 5 microseconds.
+# > default (`--block-size`),
+# > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html) of 32
+# > (`tokens_per_block`), and
+# > [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
+# > of 1, unless the attention backend asks for more (`--page-size`; 64 for `trtllm_mha` on Blackwell): with 1 the table
+# > has a slot per token. In a model whose layers are not all alike the block may be large: Qwen3.5's attention layers
+# > get blocks of 528 tokens in vLLM, to match the state of its linear layers
+# > ([#40696](https://github.com/vllm-project/vllm/issues/40696)). Writing is a kernel of its own, or part of the one
+# > that rotates q and k. By roofline, on an H100: K and V of 2,048 tokens in one layer of an 8B model are 8.4 MB in
+# > bfloat16, read and written in 5 microseconds.
 
 # %% [markdown]
-# ## 7. Ragged batches: no padding
-# <!-- minutes: 5 + 9 -->
+# ## 9. Ragged batches and chunks
+# <!-- minutes: 9 -->
 #
 # *Needs: CPU.*
 #
-# PyTorch's tensors are rectangles, prompts are not. The obvious remedy is padding: make every prompt as long as the
-# longest, mask what was added, throw its results away. But padding goes through every matrix product of every layer.
+# A PyTorch tensor needs rows of equal length; prompts have different lengths. The obvious remedy is padding: make every
+# prompt as long as the longest, mask what was added, throw its results away. But padding goes through every matrix
+# product of every layer.
 
 # %%
 from twophase_labs.prefill import prefill_pictures  # again, for where Triton's cells were not run
@@ -1069,48 +1160,12 @@ for name, count in pairs.items():
 #
 # The second table is about attention alone. The mask makes packing *right*, not cheap: most of its scores are masked. A
 # kernel needs no mask between prompts. Its loop runs over one sequence's keys and ends at the diagonal, so it comes
-# close to the last line. Hence *variable-length* attention kernels, and `cu_query_lens` in their signatures.
-#
-# **Takeaway.** Four prompts of 30 to 1,000 tokens waste 70 % of all positions when padded, and none when packed.
+# close to the last line. Hence *variable-length* attention kernels, and `cu_query_lens` in their signatures. (Orca, in
+# 2022, batched everything but attention, and "attention cannot be batched" is still repeated. With such a kernel it
+# can.)
 
 # %% [markdown]
-# ### Going further
-#
-# The mask above as code. In section 9 a loop bound takes its place.
-
-# %% [markdown]
-# <!-- card 2.10 -->
-# Causal attention over a packed batch, in plain PyTorch. `q` is `[T, H, D]`, `k` and `v` are `[T, H_kv, D]`; query
-# head h reads KV head h // G. `cu_lens` is int32 `[S + 1]`; a prompt may have no tokens.
-#
-# ```python
-# packed_attention(q, k, v, torch.tensor([0, T]), scale)                   # one prompt: plain causal attention
-# packed_attention(q, k, v, torch.arange(T + 1), scale)                    # T prompts of one token: v itself
-# ```
-
-
-# %% tags=["exercise:2.10"]
-def packed_attention(q, k, v, cu_lens, scale):
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-    tokens = torch.arange(len(q))
-    lengths = cu_lens.diff()  # SOLUTION: [S], the length of each prompt
-    owner = torch.repeat_interleave(lengths.long())  # [T], the prompt of each token: 0, 0, 0, 1, ...
-    same = owner[:, None] == owner  # SOLUTION: [T, T], query and key in one prompt?
-    visible = same & (tokens[:, None] >= tokens)  # SOLUTION: [T, T]
-    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)  # SOLUTION: [H, T, T]
-    return torch.einsum("hqk,khd->qhd", weights, v)
-
-
-# %%
-check("2.10")
-
-# %% [markdown]
-# ## 8. Chunked prefill
-# <!-- minutes: 21 -->
-#
-# *Needs: CPU, and the model.*
+# ### Chunked prefill
 #
 # A prompt of 8,000 tokens in one step keeps the machine busy for a long while, and all other requests wait. So engines
 # cut it: 512 tokens in this step, beside the decodes of other requests, 512 in the next. Lab 4 schedules this; here the
@@ -1136,85 +1191,8 @@ prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
 # </details>
 
 # %% [markdown]
-# <!-- card 2.11 -->
-# One chunk of a prompt, from q, k and v to the result. `rotate` is the one above, `slot_mapping` is yours. Loops are
-# right but slow; section 11 times this function.
-#
-# ```python
-# whole = prefill_chunk(q, k, v, ..., num_cached=0, ...)         # the whole prompt at once
-# first = prefill_chunk(q[:7], k[:7], v[:7], ..., 0, ...)        # and in two pieces
-# rest = prefill_chunk(q[7:], k[7:], v[7:], ..., 7, ...)
-# torch.cat([first, rest]) == whole
-# ```
-
-
-# %% tags=["exercise:2.11"]
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
-    """The attention of one chunk: [L, H, D], like q.
-
-    q is [L, H, D], k and v are [L, H_kv, D], not rotated yet; query head h reads KV head h // (H // H_kv).
-    `num_cached` tokens of the prompt are in the caches already, rotated; this chunk follows them. Rotate q and k with
-    `theta`, write the chunk's K and V into their slots, and let each row attend to all keys up to its own position,
-    with scores q · k * scale. The caches are [N, H_kv, block_size, D]; the chunk's slots are the only things that
-    change. Other slots belong to others and may hold anything, NaN too. The block table has a block for every position.
-    L may be 0.
-
-    >>> k_cache, v_cache, one = torch.zeros(2, 1, 4, 2), torch.zeros(2, 1, 4, 2), torch.ones(1, 1, 2)
-    >>> prefill_chunk(one, one, 5 * one, k_cache, v_cache, torch.tensor([1, 0]), 0, 100.0, 1.0).tolist()
-    [[[5.0, 5.0]]]
-    >>> v_cache[1, 0, 0].tolist()
-    [5.0, 5.0]
-    """
-    # BEGIN SOLUTION: rotate, write, gather, attend
-    block_size, seq_len = k_cache.shape[2], num_cached + len(q)
-    positions = torch.arange(num_cached, seq_len)
-    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
-    new = slot_mapping(block_table, num_cached, seq_len, block_size)
-    k_cache[new // block_size, :, new % block_size] = k
-    v_cache[new // block_size, :, new % block_size] = v
-    slots = slot_mapping(block_table, 0, seq_len, block_size)
-    keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))  # [S, H_kv, D]
-    group = q.shape[1] // keys.shape[1]
-    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
-    scores = torch.einsum("lhd,shd->hls", q, keys) * scale
-    visible = torch.arange(seq_len) <= positions[:, None]
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-    return torch.einsum("hls,shd->lhd", weights, values)
-    # END SOLUTION
-
-
-# %%
-check("2.11")
-
-# %% [markdown]
-# **Any chunk size.** A prompt of 100 tokens, K and V in blocks of 16, the heads of SmolLM2.
-
-# %%
-prefill_chunk = use("2.11")
-generator = torch.Generator().manual_seed(0)
-q, k, v = (torch.randn(100, heads, 64, generator=generator) for heads in (9, 3, 3))
-shuffled = torch.randperm(8, generator=generator).int()  # the block table
-
-
-def in_chunks(size):
-    caches, rows = torch.zeros(2, 8, 3, 16, 64), []
-    for first in range(0, 100, size):
-        part = (x[first : first + size] for x in (q, k, v))
-        rows.append(prefill_chunk(*part, *caches, shuffled, first, 1e5, 1 / 8))
-    return torch.cat(rows)
-
-
-for size in (1, 7, 16, 64):
-    print(f"chunks of {size:2}: largest difference {(in_chunks(size) - in_chunks(100)).abs().max():.0e}")
-
-# %% [markdown]
-# Equal up to rounding, whatever the size; chunks need not even end where blocks do. A chunk of 1 is worth a second
-# look: one query against all keys before it. That is a *decode step*. Prefill and decode are one operation at two ends
-# of a scale; lab 3 runs the prefill kernel of the next section at that end, and finds out why engines have two kernels.
-
-# %% [markdown]
-# **What it costs.** Chunking is exact and not free. Each chunk is a forward pass of its own, which reads all weights
-# once more. For a prompt of 4,096 tokens, on Llama-3-8B in two-byte elements, with your counts:
+# **What it costs.** Chunking is exact (section 10 shows it) and not free. Each chunk is a forward pass of its own,
+# which reads all weights once more. For a prompt of 4,096 tokens, on Llama-3-8B in two-byte elements, with your counts:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1227,16 +1205,18 @@ for size in (4096, 1024, 512, 256, 64):
     )
 
 # %% [markdown]
-# Keys and values are no argument against small chunks: tiled attention reads them once per query tile anyway, whether
-# the tiles come in one step or in eight. What small chunks lose is intensity: at 64 tokens a weight that is read is
-# used 64 times only, which is below the ridge of an A100. So make chunks as large as the latency of the other
-# requests allows (lab 4).
+# Keys and values argue against small chunks, too, but less: tiled attention reads them once per query tile, whether the
+# tiles come in one step or in eight. On a GPU the tiles of one head run at the same time and share K and V in the L2
+# cache; a small chunk has few tiles to share them. What small chunks lose above all is intensity: at 64 tokens a weight
+# that is read is used 64 times only, which is below the ridge of an A100. So make chunks as large as the latency of the
+# other requests allows (lab 4).
 #
-# **Takeaway.** A prompt in chunks gives the same result as at once; 4,096 tokens in chunks of 512 read the weights 8
-# times instead of once.
+# **Takeaway.** Four prompts of 30 to 1,000 tokens waste 70 % of all positions when padded, and none when packed; 4,096
+# tokens in chunks of 512 read the weights 8 times instead of once.
 #
-# > **In production, 2026.** [vLLM](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
-# > always chunks prefills in its V1 engine, by what `max_num_batched_tokens` leaves after the decodes.
+# > **In production, 2026.**
+# > [vLLM](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
+# > chunks prefills by default wherever the model allows it, by what `max_num_batched_tokens` leaves after the decodes.
 # > [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
 # > has `--chunked-prefill-size` (-1 switches it off). In
 # > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/llm-api/reference/TorchLlmArgs.html) it is off until
@@ -1244,44 +1224,21 @@ for size in (4096, 1024, 512, 256, 64):
 # > arithmetic of about 300 tokens; chunks above that cost little.
 
 # %% [markdown]
-# ## 9. The paged prefill kernel
-# <!-- minutes: 36 -->
+# ## 10. The paged prefill kernel
+# <!-- minutes: 29 + 10 -->
 #
 # *Needs: Triton.*
 #
-# Tiled attention in PyTorch has the right algorithm in the wrong place: each line is a kernel of its own, and every
-# intermediate goes out to slow memory and comes back. To keep a tile in registers from its first product to its last,
-# the whole loop has to be *one* kernel. You have all its pieces:
+# The kernel of section 7, extended to what an engine has: K and V in blocks, many prompts in one batch, chunks behind a
+# history, and heads that share K and V. The loop, the products and the state stay as you wrote them.
 #
-# | piece | built in section | in the kernel |
+# | piece | from section | in the kernel |
 # |---|---|---|
 # | which KV head a query head reads | 1 | `heads` |
-# | a running softmax | 4, 5 | `attend_tile` |
-# | key tiles up to the diagonal, none beyond | 5 | the loop, up to `hi` |
-# | from a position to the place of its K and V | 6 | `page_ids`, `kv_rows` |
-# | where a chunk begins in the flat batch | 7 | `rows` |
-# | the positions of a later chunk | 8 | `row_positions` |
-
-# %% [markdown]
-# You need not write the running softmax again: this is `tiled_attention`'s inner loop, in Triton. Two things differ.
-# The mask is made by the caller and handed in as booleans, true where the key is seen. And a row may have seen nothing
-# yet, as in `online_softmax`, hence `max_safe`. (`input_precision` says how a GPU may round what it multiplies: "ieee"
-# is float32 throughout.)
-
-
-# %% tags=["setup"]
-@triton.jit
-def attend_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc):
-    """The state of M query rows after N more keys: q [M, D], k and v [N, D], visible [M, N]; scores in base 2."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
-    scores = tl.where(visible, scores, float("-inf"))
-    new_max = tl.maximum(row_max, tl.max(scores, axis=1))
-    max_safe = tl.where(new_max == float("-inf"), 0.0, new_max)
-    p, rescale = tl.exp2(scores - max_safe[:, None]), tl.exp2(row_max - max_safe)
-    row_sum = row_sum * rescale + tl.sum(p, axis=1)
-    acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-    return new_max, row_sum, acc
-
+# | the loop, the running softmax, the stores | 7 | as they are |
+# | from a position to the place of its K and V | 8 | `page_ids`, `kv_rows` |
+# | where a chunk begins in the flat batch | 9 | `rows` |
+# | the positions of a later chunk | 9 | `row_positions` |
 
 # %% [markdown]
 # **Which program does what.** A program takes `BLOCK_Q` tokens of one chunk, and of each token the G query heads that
@@ -1307,14 +1264,14 @@ prefill_pictures.draw_programs(query_lens=[5, 6], cached=[6, 0], block_q=2)
 # </details>
 
 # %% [markdown]
-# <!-- card 2.12 -->
+# <!-- card 2.8 -->
 # Causal attention of a ragged batch over the blocks of a cache. A row at position p sees the keys at positions 0 to p;
 # a chunk's tokens are the last `chunk_len` of their sequence. The row of K, seen as `[N * H_KV * PAGE, D]`, is
 #
 # $$(\text{block} \cdot H_{kv} + \text{kv head}) \cdot \text{PAGE} + \text{offset},
 # \qquad \text{block} = \text{table}[\lfloor \text{position} / \text{PAGE} \rfloor]$$
 #
-# When it fails, the check draws a map of what your kernel reads: one-hot values turn its output into its weights.
+# Begin with your kernel of section 7. Which program it is, is given; write the rest.
 #
 # ```python
 # a prompt of one token          # attends to itself: out is v of its slot
@@ -1322,7 +1279,7 @@ prefill_pictures.draw_programs(query_lens=[5, 6], cached=[6, 0], block_q=2)
 # ```
 
 
-# %% tags=["exercise:2.12"]
+# %% tags=["exercise:2.8"]
 @triton.jit
 def paged_prefill_kernel(
     q_ptr,  # [T, H, D]
@@ -1354,41 +1311,44 @@ def paged_prefill_kernel(
         return
     seq_len = tl.load(seq_lens_ptr + sequence)
     num_cached = seq_len - chunk_len  # tokens of this sequence before its chunk
-
     offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     tokens = first_token + offs_m // G  # [BLOCK_M], the token of each row, counted from the start of the chunk
-    heads = kv_head * G + offs_m % G  # SOLUTION: [BLOCK_M], the query head of each row
-    rows = (chunk_start + tokens) * H + heads  # SOLUTION: [BLOCK_M], which row of q it is, seen as [T * H, D]
-    row_positions = num_cached + tokens  # SOLUTION: [BLOCK_M], the position of each row's token in its sequence
+    # BEGIN SOLUTION: heads, rows and positions; q; the loop over tiles of keys; both stores
+    heads = kv_head * G + offs_m % G
+    rows = (chunk_start + tokens) * H + heads
+    row_positions = num_cached + tokens
     mask_m = (offs_m < BLOCK_Q * G) & (tokens < chunk_len)
     mask_q = mask_m[:, None] & (offs_d < D)[None, :]
     q = tl.load(q_ptr + rows[:, None] * D + offs_d[None, :], mask=mask_q, other=0.0)
 
-    hi = tl.minimum(num_cached + first_token + BLOCK_Q, seq_len)  # keys [0, hi) are seen by some row of this program
-    row_max, row_sum = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    hi = tl.minimum(num_cached + first_token + BLOCK_Q, seq_len)
     table_ptr = block_tables_ptr + sequence * table_row_stride
-    for start in tl.range(0, hi, BLOCK_N):
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(0, hi, BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
         in_range = positions < hi
-        page_ids = tl.load(
-            table_ptr + positions // PAGE, mask=in_range, other=0
-        )  # SOLUTION: [BLOCK_N], the block of each position, from the table; 0 where not in_range
-        kv_rows = (page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE  # SOLUTION: [BLOCK_N], rows of K
+        page_ids = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0)
+        kv_rows = (page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE
         mask_kv = in_range[:, None] & (offs_d < D)[None, :]
         k = tl.load(k_ptr + kv_rows[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
         v = tl.load(v_ptr + kv_rows[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
-        visible = in_range[None, :] & (
-            positions[None, :] <= row_positions[:, None]
-        )  # SOLUTION: [BLOCK_M, BLOCK_N], which row sees which key
-        row_max, row_sum, acc = attend_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc)
-
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
+        visible = in_range[None, :] & (positions[None, :] <= row_positions[:, None])
+        scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+        p, rescale = tl.exp2(scores - new_max[:, None]), tl.exp2(row_max - new_max)
+        row_sum = row_sum * rescale + tl.sum(p, axis=1)
+        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        row_max = new_max
     tl.store(out_ptr + rows[:, None] * D + offs_d[None, :], acc / row_sum[:, None], mask=mask_q)
     tl.store(lse_ptr + rows, row_max + tl.log2(row_sum), mask=mask_m)
+    # END SOLUTION
 
 
 # %%
-check("2.12")
+check("2.8")
 
 # %% [markdown]
 # **What it reads.** As in the check, on the two sequences above: with a one-hot V per slot the output is the weight of
@@ -1397,8 +1357,40 @@ check("2.12")
 
 # %%
 # needs: triton
-paged_prefill_kernel = use("2.12")
+paged_prefill_kernel = use("2.8")
 prefill_pictures.draw_reads(paged_prefill_kernel, query_lens=[5, 6], cached=[6, 0])
+
+# %% [markdown]
+# **Any chunk size.** A prompt of 100 tokens with the heads of SmolLM2, its K and V in blocks of 16, in pieces.
+
+# %%
+# needs: triton
+from twophase_labs.prefill.launch import launch_paged_prefill
+
+draw = torch.Generator().manual_seed(0)
+q, k, v = (torch.randn(100, heads, 64, generator=draw).to(device) for heads in (9, 3, 3))
+shuffled = torch.randperm(8, generator=draw).int()  # the block table
+pool = torch.zeros(2, 8, 3, 16, 64, device=device)
+launch_kv_write(kv_write_kernel, k, v, pool[0], pool[1], slot_mapping(shuffled, 0, 100, 16).to(device))
+
+
+def in_chunks(size):
+    rows = []
+    for first in range(0, 100, size):
+        end = min(first + size, 100)
+        lens, bounds = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([end], [0, end - first]))
+        inputs = q[first:end], pool[0], pool[1], shuffled[None].to(device), lens, bounds
+        rows.append(launch_paged_prefill(paged_prefill_kernel, *inputs, 1 / 8)[0])
+    return torch.cat(rows)
+
+
+for size in (1, 7, 16, 64):
+    print(f"chunks of {size:2}: largest difference {(in_chunks(size) - in_chunks(100)).abs().max():.0e}")
+
+# %% [markdown]
+# Equal, whatever the size; chunks need not even end where blocks do. A chunk of 1 is worth a second
+# look: one query against all keys before it. That is a *decode step*. Prefill and decode are one operation at two ends
+# of a scale; lab 3 runs this kernel at that end, and counts what it costs.
 
 # %% [markdown]
 # **Count the tiles.** A tile above the diagonal is never loaded: the loop ends at `hi`. Of those that are loaded only
@@ -1418,8 +1410,7 @@ for length in (64, 256, 1024, 4096):
 # ### Open the engine
 #
 # The engine's kernel has nearly the same arguments, loop and names (your `kv_rows` are called `slots` there, and the
-# head's part is already in `k_ptr`). These are the lines of its loop that stand for `attend_tile` and what you wrote
-# around it.
+# head's part is already in `k_ptr`). These are the lines of its loop that stand for yours.
 
 # %%
 # needs: triton
@@ -1436,7 +1427,7 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add
 #
 # They were loaded one tile earlier, as `next_page_ids`, and carried through the loop. Loaded in the same turn they make
 # the loads of K and V indirect, and Triton's software pipeliner then makes room for fewer tiles in shared memory. (In
-# the compiled code for an H100: 3 tiles instead of 2, so that 2 instead of 1 are under way while one is multiplied; for
+# the compiled code for an H100: 3 tiles instead of 2, so that 2 instead of 1 are in flight while one is multiplied; for
 # an A100, whose products take them from registers, room for 2 instead of 1.)
 #
 # The other differences: block numbers become int64 before they are multiplied, for a cache may hold more than 2^31
@@ -1447,12 +1438,31 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add
 #
 # </details>
 #
-# Around the loop, the production kernel differs in its grid. It finds the sequence of a program by binary search, so
+# Around the loop, the engine's kernel differs in its grid. It finds the sequence of a program by binary search, so
 # that it needs about as many programs as there is work; in yours, a batch of one long chunk and several short ones has
 # many programs that find nothing to do, and still have to be started.
 
 # %% [markdown]
-# ### Inside a program
+# ### Which idea does what
+#
+# Three names are easily confused, because the kernels of engines have all three ideas at once.
+#
+# | | FlashAttention | PagedAttention | FlashDecoding |
+# |---|---|---|---|
+# | the problem | score matrix in slow memory | room kept for the longest answer; gaps | one query cannot fill a GPU |
+# | the idea | tiles, running softmax | blocks and a table | keys split among programs, results merged |
+# | it changes | the order of the arithmetic | where K and V lie | which program does what |
+# | the result | the same | the same | the same |
+# | it matters most in | prefill | both phases | decode |
+# | you wrote it in | 2.4, 2.5, 2.7 | 2.8 | lab 3 |
+# | source | arXiv:2205.14135 | arXiv:2309.06180 | [Dao et al. 2023](https://pytorch.org/blog/flash-decoding/) |
+#
+# **Takeaway.** With tiles of 128 rows and 32 keys, a prompt of 4,096 tokens needs 51 % of the square's tiles; 2 % need
+# a mask, and only there the engine's loop compares positions. Yours compares in every tile, and loads block numbers one
+# tile later.
+
+# %% [markdown]
+# ### Going further: inside a program
 #
 # One more level lies below. A program runs on one of the GPU's multiprocessors (SMs) as a few **warps** of 32 threads,
 # which share its tile. The two products of a tile are the work of *tensor cores*, units that multiply small matrices in
@@ -1481,11 +1491,11 @@ prefill_pictures.draw_pipeline(stages=(1, 3))
 # %% [markdown]
 # With room for one tile, the tensor cores wait for each; with room for three, loads overlap products and one another.
 # (The picture is a simplification. Compiled with 3 stages, the engine's kernel has room for 3 tiles on an H100, and
-# asks for the next one when a product is done, so that 2 are under way; on an A100 it has room for 2.) More stages
+# asks for the next one when a product is done, so that 2 are in flight; on an A100 it has room for 2.) More stages
 # would hide more, and take shared memory from other programs.
 
 # %% [markdown]
-# ### What the compiler made of it
+# ### Going further: what the compiler made of it
 #
 # The check ran your kernel twice: here, and as the code that Triton's compiler makes for an H100, executed
 # instruction by instruction without one. What is executed can be counted. The threads of a warp execute a load or store
@@ -1501,7 +1511,6 @@ prefill_pictures.draw_pipeline(stages=(1, 3))
 from twophase_labs.kit.microscope import show_compiled
 from twophase_labs.machine.checks import Draw
 from twophase_labs.machine.compiled import Compiled
-from twophase_labs.prefill.launch import launch_paged_prefill
 from twophase_labs.prefill.paged_oracle import ragged_batch
 
 batch = ragged_batch(Draw(2), query_lens=[42], cached=[150], heads=(3, 1), head_dim=64, page=16)
@@ -1530,184 +1539,25 @@ show_beside({"yours": compiled.report, "the engine's": engines})
 # %% [markdown]
 # **Read the result.** A load of K is coalesced in the engine's kernel; is it in yours? Yours was launched with 64 rows,
 # so two programs read nearly the same keys; the engine's tile has 128 rows, and one program reads them once (the grid's
-# second one finds nothing to do). A tile of 64 keys is 8 KB of K and 8 KB of V: one tile is under way in yours, two in
+# second one finds nothing to do). A tile of 64 keys is 8 KB of K and 8 KB of V: one tile is in flight in yours, two in
 # the engine's, because it knows the next tile's blocks already. Counted for a multiprocessor that is full of programs,
-# more bytes are under way although fewer programs fit.
-
-# %% [markdown]
-# ### Which idea does what
-#
-# Three names are easily confused, because production kernels have all three ideas at once.
-#
-# | | FlashAttention | PagedAttention | FlashDecoding |
-# |---|---|---|---|
-# | the problem | score matrix in slow memory | room kept for the longest answer; gaps | one query cannot fill a GPU |
-# | the idea | tiles, running softmax | blocks and a table | keys split among programs, results merged |
-# | it changes | the order of the arithmetic | where K and V lie | which program does what |
-# | the result | the same | the same | the same |
-# | it matters most in | prefill | both phases | decode |
-# | you wrote it in | 2.4, 2.6 | 2.8, 2.9, 2.12 | 2.5, and lab 3 |
-# | source | arXiv:2205.14135 | arXiv:2309.06180 | [Dao et al. 2023](https://pytorch.org/blog/flash-decoding/) |
-#
-# **Takeaway.** With tiles of 128 rows and 32 keys, a prompt of 4,096 tokens needs 51 % of the square's tiles; 2 % need
-# a mask, and only there the engine's loop compares positions. Yours compares in every tile, and loads block numbers one
-# tile later.
-
-# %% [markdown]
-# ## 10. Fusion: a kernel from an empty body
-# <!-- minutes: 22 -->
-#
-# *Needs: Triton.*
-#
-# What is never written need not be read. Between the matrix products of a layer stand small operations: adding the
-# residual, the norm, the rotation, the gate of the MLP. They have hardly any arithmetic, and in PyTorch each of them
-# reads its inputs from slow memory and writes its result there, as standard attention did. **Fusion** makes one kernel
-# of a chain of them: intermediates stay in registers.
-#
-# ```mermaid
-# flowchart LR
-#     X[("x")] --> A["+"]
-#     R[("residual")] --> A
-#     A --> H[("h")]
-#     A --> N["square, mean, + eps, root"]
-#     A --> S["h · root · weight"]
-#     N --> S
-#     W[("weight")] --> S
-#     S --> Y[("y")]
-# ```
-#
-# The cylinders are in slow memory, the boxes in registers. The norm's chain reads x and the residual, and hands on two
-# results: `y` goes into the next projection, `h` is the residual of the next addition.
-
-# %% [markdown]
-# **Think first.** Run as seven operations of PyTorch (add, square, mean, add eps, root, two products), how often does
-# an array of x's size cross the border? And as one kernel?
-
-# %%
-# NBVAL_CHECK_OUTPUT
-from twophase_labs.prefill.chains import add_rmsnorm, noted_bytes, silu_mul, silu_mul_by_rows
-
-draw = torch.Generator().manual_seed(0)
-x, residual = torch.randn(2, 4096, 576, generator=draw)  # 4,096 tokens of SmolLM2 in float32
-gate, up = torch.randn(2, 4096, 1536, generator=draw)
-chains = {  # what PyTorch's operations read and write, noted while they run; and what one kernel has to move
-    "residual + RMSNorm": (noted_bytes(lambda: add_rmsnorm(x, residual, torch.ones(576), 1e-5)), 4 * x.nbytes),
-    "SiLU x up": (noted_bytes(lambda: silu_mul(gate, up)), 3 * gate.nbytes),
-}
-for name, (apart, as_one) in chains.items():
-    print(f"{name:18}: apart {apart / 1e6:5.1f} MB, as one {as_one / 1e6:4.1f} MB: {apart / as_one:.1f} times less")
-
-# %% [markdown]
-# For the norm, an array of x's size crosses the border ten times when the steps run apart, and four times as one: x and
-# the residual in, h and y out.
-#
-# The norm's chain is worth a kernel: it runs twice in every layer. Write it whole; the capstone runs it in the engine.
-
-# %% tags=["setup"]
-from twophase_labs.prefill.launch import launch_add_rmsnorm
-
-# %% [markdown]
-# <!-- card 2.13 -->
-# Add the residual and normalise, a program per row: $h = x + \mathrm{residual}$,
-# $y = h / \sqrt{\mathrm{mean}(h^2) + \epsilon} \cdot \mathrm{weight}$ (RMSNorm, arXiv:1910.07467).
-# `launch_add_rmsnorm(kernel, x, residual, weight, eps)` allocates y and h, starts a program for each of the T rows, and
-# returns (y, h). `row_max_kernel` of section 6 has all that you need but a second load and a second store.
-
-
-# %% tags=["exercise:2.13"]
-@triton.jit
-def add_rmsnorm_kernel(
-    x_ptr,  # [T, N]
-    residual_ptr,  # [T, N]
-    weight_ptr,  # [N]
-    y_ptr,  # [T, N]
-    h_ptr,  # [T, N]
-    eps,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,  # N, rounded up to a power of two
-):
-    """One program: one row, [N]. It loads the row of x and of residual once, and stores the row of h and of y.
-
-    >>> x, residual = torch.tensor([[3.0, 0.0]], device=device), torch.tensor([[0.0, 4.0]], device=device)
-    >>> y, h = launch_add_rmsnorm(add_rmsnorm_kernel, x, residual, torch.ones(2, device=device), 0.0)
-    >>> h.tolist()
-    [[3.0, 4.0]]
-    >>> [round(element, 4) for element in y[0].tolist()]  # over the root of (9 + 16) / 2
-    [0.8485, 1.1314]
-    """
-    # BEGIN SOLUTION: which row, which columns exist; load, add, store h; normalise, store y
-    row, columns = tl.program_id(0), tl.arange(0, BLOCK_N)
-    mask = columns < N
-    offs = row * N + columns
-    h = tl.load(x_ptr + offs, mask=mask, other=0.0) + tl.load(residual_ptr + offs, mask=mask, other=0.0)
-    tl.store(h_ptr + offs, h, mask=mask)
-    mean_square = tl.sum(h * h, axis=0) / N
-    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
-    tl.store(y_ptr + offs, h * tl.rsqrt(mean_square + eps) * weight, mask=mask)
-    # END SOLUTION
-
-
-# %%
-check("2.13")
-
-# %% [markdown]
-# **By the clock**, on the same 4,096 rows, the best of fifteen runs of each. (On a processor each launch of your kernel
-# is checked, PyTorch's operations are not.)
-
-# %%
-# needs: triton
-add_rmsnorm_kernel = use("2.13")
-inputs = x.to(device), residual.to(device), torch.ones(576, device=device), 1e-5
-ways = {
-    "seven operations": lambda: add_rmsnorm(*inputs),
-    "your kernel": lambda: launch_add_rmsnorm(add_rmsnorm_kernel, *inputs),
-}
-rounds = [{name: seconds(run) for name, run in ways.items()} for _ in range(15)]
-for name in ways:
-    print(f"{name:16} {1e3 * min(times[name] for times in rounds):5.1f} ms")
-
-# %% [markdown]
-# **Without a kernel** a CPU can still keep intermediates near, in its cache: run the three operations of SiLU x up on a
-# few rows at a time, and what is between them never reaches the large memory. The middle sizes should be fastest; on a
-# busy machine run the cell again.
-
-# %%
-sizes = (4096, 1024, 256, 64, 16)
-rounds = [{n: seconds(lambda n=n: silu_mul_by_rows(gate, up, n)) for n in sizes} for _ in range(15)]
-for n in sizes:
-    best_ms = 1e3 * min(times[n] for times in rounds)
-    print(f"{n:4} rows at a time ({n * 1536 * 4 / 2**20:5.2f} MiB an array): {best_ms:6.1f} ms")
-print(f"largest difference: {(silu_mul_by_rows(gate, up, 64) - silu_mul(gate, up)).abs().max():.0e}")
-
-# %% [markdown]
-# **Read the result.** The same operations on the same numbers. What changes with the rows is where the intermediates
-# live, and how often Python starts an operation; very few rows pay for the latter.
-#
-# **Takeaway.** Fused, residual and norm move 2.5 times fewer bytes, and the gate of the MLP 2.7 times; no arithmetic is
-# saved, only trips to memory.
-#
-# > **In production, 2026.** Today fusing is mostly left to compilers.
-# > [vLLM](https://docs.vllm.ai/en/v0.18.2/design/fusions/) compiles models with `torch.compile` and adds passes of its
-# > own, switched on by its optimization level: all-reduce with residual and RMSNorm from `-O2` (the default) on
-# > tensor-parallel Hopper and Blackwell GPUs, RoPE with the cache write on ROCm only. By roofline, on an H100: SiLU x
-# > up of 4,096 tokens of an 8B model, 14,336 wide, moves 940 MB in bfloat16 as three operations and 352 MB as one: 280
-# > against 105 microseconds, in each of 32 layers.
+# more bytes are in flight although fewer programs fit.
 
 # %% [markdown]
 # ## 11. Capstone: your prefill in the engine
-# <!-- minutes: 18 -->
+# <!-- minutes: 13 -->
 #
 # *Needs: Triton, and the model.*
 #
 # `LLM` is an engine with a scheduler, a cache manager, a model and a sampler, and one thin interface to attention. Your
-# pieces go behind this interface: slots, write kernel, prefill kernel, norm. What is missing is the glue: a function
-# that looks at shapes, decides on the grid, allocates the output and launches.
+# pieces go behind this interface: slots and the write kernel of section 8, your prefill kernel, your norm. What is
+# missing is the glue: a function that looks at shapes, decides on the grid, allocates the output and launches.
 #
 # ```mermaid
 # flowchart LR
-#     S["scheduler<br/>chunks of this step"] --> B["batch<br/>your slot_mapping"]
+#     S["scheduler<br/>chunks of this step"] --> B["batch<br/>slot_mapping"]
 #     B --> M["each of 30 layers<br/>your add_rmsnorm_kernel"]
-#     M --> W["own_write<br/>your kv_write_kernel"]
+#     M --> W["own_write<br/>kv_write_kernel"]
 #     W --> C[("blocks")]
 #     C --> P["own_prefill<br/>your paged_prefill_kernel"]
 #     P --> M
@@ -1718,7 +1568,7 @@ print(f"largest difference: {(silu_mul_by_rows(gate, up, 64) - silu_mul(gate, up
 from twophase_labs.prefill.launch import BLOCK_M, BLOCK_N
 
 # %% [markdown]
-# <!-- card 2.14 -->
+# <!-- card 2.9 -->
 # Launch both kernels. The write kernel has a program per token. The prefill kernel has a program per query tile of the
 # longest chunk, per sequence, and per KV head, in this order; a tile holds as many whole tokens as fit into `BLOCK_M`
 # rows. It wants its scale in base 2 (`LOG2_E` is there). `triton.cdiv(a, b)` is a / b rounded up.
@@ -1729,7 +1579,7 @@ from twophase_labs.prefill.launch import BLOCK_M, BLOCK_N
 # ```
 
 
-# %% tags=["exercise:2.14"]
+# %% tags=["exercise:2.9"]
 def own_write(k, v, k_cache, v_cache, slot_mapping):
     num_tokens, num_kv_heads, head_dim = k.shape
     grid = (num_tokens,)  # SOLUTION: a tuple, how many programs
@@ -1756,12 +1606,12 @@ def own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scal
 
 
 # %%
-check("2.14")
+check("2.9")
 
 # %% [markdown]
-# **Now for real.** SmolLM2 in the engine, three prompts of different lengths in one ragged batch. All K and V of this
-# run go to your slots through your write kernel, all prompts through your prefill kernel, and all 61 norms of each step
-# through your norm kernel; the attention of the decode steps is the engine's own until lab 3.
+# **Now for real.** SmolLM2 in the engine, three prompts of different lengths in one ragged batch. All prompts of this
+# run go through your prefill kernel, over slots that your launch of the write kernel filled, and all 61 norms of each
+# step go through your norm kernel; the attention of the decode steps is the engine's own until lab 3.
 
 # %%
 # needs: triton
@@ -1770,8 +1620,8 @@ from functools import partial
 from twophase import SamplingParams
 from twophase_labs.prefill.engine_runs import open_own_engine
 
-own_write, own_prefill = use("2.14")
-norm = partial(launch_add_rmsnorm, use("2.13"))
+own_write, own_prefill = use("2.9")
+norm = partial(launch_add_rmsnorm, use("2.6"))
 llm = open_own_engine(slots=slot_mapping, write=own_write, prefill=own_prefill, norm=norm)
 
 # %%
@@ -1819,51 +1669,49 @@ for name, engine in {"yours": llm, "the engine's own": theirs}.items():
 # ### The surprise again
 #
 # The first cell let transformers read 128 tokens, together and one by one. Here is the same measurement with your work:
-# the attention of all 30 layers is your `prefill_chunk`, over your slots. The time to read the whole prompt is most of
-# the **TTFT**, the time to first token, by which prefill is judged; the share of the flat roof that it reaches is
-# called **model FLOP utilisation**, MFU (arXiv:2204.02311). (The cell takes about twenty seconds, several times as long
-# if your `prefill_chunk` has loops.)
+# the engine reads them in steps of at most 128, 32, 8 and 1 tokens, with your kernels in all 30 layers. The time to
+# read the whole prompt is most of the **TTFT**, the time to first token, by which prefill is judged; the share of the
+# flat roof that it reaches is called **model FLOP utilisation**, MFU (arXiv:2204.02311). What the two roofs of section
+# 2 allow follows from your `matmul_cost`, product by product: a forward pass is a sequence of kernels, and each waits
+# for the one before it, so the times of the products add up. (The cell takes about twenty seconds.)
 
 # %%
-from twophase_labs.prefill.two_ways import read_in_chunks
+# needs: triton
+from twophase_labs.prefill.engine_runs import chunked_prompt_s
 
-ids = text_ids(tokenizer, 128)
-expected, rates, num_flops = read_at_once(model, ids), {}, 2 * num_weights * len(ids)
+shapes = [shape for _ in range(30) for shape in SMOLLM2.projections.values()]
+rates, bound = {}, {}
+pieces = {"slots": slot_mapping, "write": own_write, "prefill": own_prefill, "norm": norm}
 for size in (128, 32, 8, 1):
-    logits = []
-    elapsed_s = seconds(lambda size=size, out=logits: out.append(read_in_chunks(model, ids, prefill_chunk, size)))
-    rates[size] = num_flops / elapsed_s
+    num_tokens = min(128, 24 * size)  # one by one, the first 24
+    with trusted():
+        token_s = chunked_prompt_s(size, num_tokens, **pieces) / num_tokens
+    costs = [matmul_cost(size, *shape, 4) for shape in shapes]
+    num_flops = sum(f for f, _ in costs)
+    rates[size] = num_flops / size / token_s
+    bound[size] = num_flops / sum(max(f / flops_per_s, b / bytes_per_s) for f, b in costs)
     print(
-        f"{size:3} at a time: {1e3 * elapsed_s / len(ids):5.1f} ms a token, {rates[size] / 1e9:6.1f} GFLOP/s", end="; "
+        f"{size:3} at a time: {1e3 * token_s:5.1f} ms a token, {rates[size] / 1e9:6.1f} GFLOP/s, "
+        f"{rates[size] / flops_per_s:4.0%} of the flat roof; the bound is {bound[size] / flops_per_s:4.0%}"
     )
-    print(f"{rates[size] / flops_per_s:4.0%} of the roof; logits differ by {(logits[0] - expected).abs().max():.0e}")
-
-# %% [markdown]
-# **What held it back.** For each chunk size your `matmul_cost` says how many FLOPs and bytes a forward pass has, and
-# the two roofs of section 2 how fast it could be at most.
 
 # %%
-shapes = [shape for _ in range(30) for shape in SMOLLM2.projections.values()] + [(576, 49152)]
-bound = {}
-for size in rates:
-    costs = [matmul_cost(size, *shape, 4) for shape in shapes]
-    bound[size] = sum(f for f, _ in costs) / sum(max(f / flops_per_s, b / bytes_per_s) for f, b in costs)
+# needs: triton
 prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
 
 # %% [markdown]
 # **Read the result.** Two things held back the reading of one token at a time. Its bound is far below the flat roof,
 # because each weight from memory is used once: no better program could pass that. And it stays below even this bound,
-# because 128 forward passes start 128 times as many small operations. The first is the machine's, the second the
-# program's. With more tokens at a time the bound rises to the flat roof, and each start serves more tokens. What is
-# still missing then are products too small for their best rate, and an attention that passes its scores through memory.
-# (A `prefill_chunk` with loops starts its operations again for each token or head, and stays far below the bound at
-# every size.)
+# because 128 forward passes start 128 times as many small operations. The first limit comes from the hardware, the
+# second from the software. With more tokens at a time the bound rises to the flat roof, and each start serves more
+# tokens. What is still missing then are products too small for their best rate, and what is not a product: attention,
+# norms, Python.
 #
 # **Takeaway.** Together, 128 tokens fetch each weight once and not 128 times, which raises the bound, and start each
 # small operation once and not 128 times, which brings the measured rate nearer to it.
 #
 # **Play.** Assign `BLOCK_N = 16` in a cell of your own and generate again: more tiles, the same tokens. Make the causal
-# mask of 2.12 `<` instead of `<=`, and look at the map that its check draws.
+# mask of 2.8 `<` instead of `<=`, and look at the map that its check draws.
 
 # %% [markdown]
 # ## 12. Knowledge check
@@ -1872,7 +1720,7 @@ prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
 # *Needs: nothing but thought.*
 
 # %% [markdown]
-# <!-- card 2.15 -->
+# <!-- card 2.10 -->
 # A kernel for attention by tiles has a bug: it does not rescale its sums when the maximum rises. When is its result
 # still right?
 # (a) never,
@@ -1880,20 +1728,20 @@ prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
 # (c) if all scores are positive,
 # (d) if the number of keys is a multiple of the tile.
 
-# %% tags=["exercise:2.15"]
-answer_2_15 = "b"  # SOLUTION: one letter
+# %% tags=["exercise:2.10"]
+answer_2_10 = "b"  # SOLUTION: one letter
 
 # %%
-check("2.15")
+check("2.10")
 
 # %% [markdown]
-# <!-- card 2.16 -->
+# <!-- card 2.11 -->
 # Each line is a mistake in the prefill kernel. What does it look like from outside? (a) not one answer ever comes out:
 # NaN from the first prompt on, (b) hours without trouble, then NaN now and then, (c) each request is fine by itself,
 # and garbled when others run beside it, (d) short prompts are fine, and those that need more than one step are garbled.
 
-# %% tags=["exercise:2.16"]
-answer_2_16 = {
+# %% tags=["exercise:2.11"]
+answer_2_11 = {
     "`<` stands where `<=` should in `visible`": "a",  # SOLUTION: a letter
     "`table_ptr` is `block_tables_ptr` for every program": "c",  # SOLUTION: a letter
     "V is loaded without `mask_kv`": "b",  # SOLUTION: a letter
@@ -1901,31 +1749,31 @@ answer_2_16 = {
 }
 
 # %%
-check("2.16")
+check("2.11")
 
 # %% [markdown]
 # ### Troubleshooting, by symptom
 #
 # | symptom | likely cause | section |
 # |---|---|---|
-# | NaN in some rows | a row that sees no key; minus infinity minus minus infinity | 4 |
-# | NaN only after long use | stale slots loaded without a mask: 0 · NaN is NaN | 9 |
-# | right for short prompts, wrong beyond one tile | old sums not rescaled; state not carried | 4, 5 |
+# | NaN in some rows | a row that sees no key; minus infinity minus minus infinity | 4, 7 |
+# | NaN only after long use | stale slots loaded without a mask: 0 · NaN is NaN | 10 |
+# | right for short prompts, wrong beyond one tile | old sums not rescaled; state not carried | 4, 5, 7 |
 # | off by a little everywhere | scale forgotten, or its log2(e); softmax over the wrong axis | 1, 4 |
-# | right with H = H_kv, wrong with grouped heads | h % H_kv instead of h // G | 1, 9 |
-# | right alone, wrong in a batch | table row; start of the chunk; a store beyond the chunk | 7, 9 |
-# | right at once, wrong in chunks | positions, diagonal or history not shifted | 8 |
-# | K and V of one token in another's place | entry and offset, or head and slot, confused | 6 |
+# | right with H = H_kv, wrong with grouped heads | h % H_kv instead of h // G | 1, 10 |
+# | right alone, wrong in a batch | table row; start of the chunk; a store beyond the chunk | 9, 10 |
+# | right at once, wrong in chunks | positions, diagonal or history not shifted | 9, 10 |
+# | K and V of one token in another's place | entry and offset, or head and slot, confused | 8 |
 # | a CUDA error at a place that makes no sense | an access outside, some kernels ago: run it on a CPU, checked | 6 |
-# | runs here, does not compile there | a variable changes its type in the loop; a tile is no power of two | 9 |
+# | runs here, does not compile there | a variable changes its type in the loop; a tile is no power of two | 7 |
 # | slow at every length | padding; tiles above the diagonal; prompts too short to fill the machine | 2, 7, 9 |
-
-# %% [markdown]
+#
 # ### What to read next
 #
 # - Online normalizer calculation for softmax, arXiv:1805.02867: the running maximum and sum.
 # - FlashAttention, arXiv:2205.14135; FlashAttention-2, arXiv:2307.08691: tiles, and which program does which.
-#   FlashAttention-3, arXiv:2407.08608, for Hopper.
+#   FlashAttention-3, arXiv:2407.08608, for Hopper: warps that load and warps that multiply, and copies by the tensor
+#   memory accelerator. FlashAttention-4 does the same for Blackwell.
 # - Efficient Memory Management for Large Language Model Serving with PagedAttention, arXiv:2309.06180: blocks.
 # - Sarathi-Serve, arXiv:2403.02310: chunked prefill, and what it does for the requests that wait.
 # - FlashInfer, arXiv:2501.01005: ragged, paged attention kernels for serving.

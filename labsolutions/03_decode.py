@@ -2,7 +2,7 @@
 # # Lab 3: decode, one token at a time
 #
 # The prompt has been read and the first token is out. From here on each step computes **one token per sequence**: a
-# few rows where prefill had hundreds. There is hardly anything to compute, and still a step takes its time. The first
+# few rows where prefill had hundreds. There is little to compute, and yet a step is slow. The first
 # cell measures how much, in this course's engine on this machine, on one thread.
 
 # %%
@@ -36,8 +36,9 @@ print(f"one token:  {1e3 * step_s:.1f} ms, {step_s / arithmetic_s:.1f} times as 
 # - write the allocator of a paged K/V cache: a pool, block tables, sharing, copy-on-write, and running out of blocks
 #   without damage;
 # - test an allocator with an oracle that finds bugs which no test of shapes finds;
-# - write a paged decode kernel, split it so that it fills a GPU, and merge the parts exactly;
-# - say what batching, int8 and a longer context change in the time of a step, with numbers measured here.
+# - write a paged decode kernel, split it so that it fills a GPU, plan the splits of a ragged batch, and merge the parts
+#   exactly;
+# - say what batching, int8, MLA and a longer context change in the time of a step, with numbers measured here.
 #
 # You need labs 1 and 2, or what they are about: a K/V cache, grouped heads, the online softmax, slots. No GPU is
 # needed; without one, Triton kernels are compiled for the processor, and launches of yours are checked (lab 2, section
@@ -60,7 +61,7 @@ model, tokenizer = smollm2()
 
 # %% [markdown]
 # ## 1. One step, taken apart
-# <!-- minutes: 18 -->
+# <!-- minutes: 14 -->
 #
 # In lab 1 you put a cache into a toy of one layer. A real model is the same thirty times over, with grouped heads,
 # rotated positions and a vocabulary. Here is the step for one token, with the shapes of SmolLM2.
@@ -182,11 +183,11 @@ step_time.draw_step_times({name: (list(lengths), times_s) for name, times_s in t
 # near 34 times as long as one. Most of the time of a *one-row* step does not depend on how many rows it computes.
 #
 # **Takeaway.** A decode step of SmolLM2 computes 1 row in each of 30 layers, and computing 34 rows instead costs far
-# less than 34 times as much: rows are not what the step spends its time on.
+# less than 34 times as much: most of a step's time does not depend on the number of rows.
 
 # %% [markdown]
 # ## 2. What a step reads
-# <!-- minutes: 9 -->
+# <!-- minutes: 12 -->
 #
 # To multiply by a weight, the processor must have it, and 135 million weights of four bytes do not fit into any cache
 # close to it. So every step fetches every weight from memory, once. With one row, each weight fetched is used for two
@@ -234,13 +235,14 @@ print(f"70B in bf16 at 3.35 TB/s: at most {3.35e12 / (2 * 70e9):.0f} tokens per 
 # all sequences, while each sequence brings its own K and V: 32 long contexts outweigh the model. The first half is why
 # batching pays, the second is why it stops paying (section 8).
 #
-# The last line is the limit for one sequence on one of the fastest memories there are, and no kernel changes it. Four
-# things do: fewer bytes per weight, more cards that read at once, more tokens per forward pass (speculation, lab 5),
-# and more sequences per read (this lab).
+# The last line is the limit for one sequence on an H100, and no kernel changes it. Five things do: fewer bytes per
+# weight (lab 6), fewer weights per token (a mixture of experts reads a few of its experts, lab 7), more cards that read
+# at once, more tokens per forward pass (speculation, lab 5), and more sequences per read (this lab).
 
 # %% [markdown]
 # **How many operations per byte?** Attention multiplies and adds H · D elements for every key, once for the scores and
-# once for the values: 4 · H · D operations, on 2 · H_kv · D elements read. The head size cancels.
+# once for the values: 4 · H · D operations, on 2 · H_kv · D elements read. The head size cancels. The last line is an
+# attention of another kind, in which all heads read one latent of 576 elements; it is explained below.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -251,14 +253,41 @@ for name, heads, kv_heads, width in (
     ("Llama-3-8B, bf16", 32, 8, 2),
     ("SmolLM2, fp32", 9, 3, 4),
 ):
-    print(f"attention of {name:16}: {4 * heads / (2 * kv_heads * width):.1f} FLOP per byte of K and V")
+    print(f"attention of {name:21}: {4 * heads / (2 * kv_heads * width):5.1f} FLOP per byte of the cache")
+print(
+    f"attention of {'DeepSeek-V3, MLA, bf16':21}: {2 * 128 * (576 + 512) / (576 * 2):5.0f} FLOP per byte of the cache"
+)
 for name, gpu in {"A100, 40 GB": A100, "H100 SXM": H100}.items():
     print(f"ridge of {name:11} in 16 bits: {gpu.flop_rate / gpu.bandwidth:.0f} FLOP per byte")
 
 # %% [markdown]
-# **Read the result.** Attention does one or a few operations on each byte it reads, and the ridge of either card is a
-# hundred times higher: attention in a decode step is memory-bound, too. (Formulas in print that give a tenth leave out
-# the 2 of a multiply and an add, or count keys and forget that one has several bytes.)
+# **Read the result.** With keys and values per head, attention does one or a few operations on each byte it reads, and
+# the ridge of either card is a hundred times higher: in a decode step it is memory-bound, too. (Formulas in print that
+# give a tenth leave out the 2 of a multiply and an add, or count keys and forget that one has several bytes.)
+#
+# **Multi-head latent attention** (MLA, arXiv:2405.04434) stores one latent vector $c$ of R elements for a token, from
+# which each head makes its key and value by matrices of its own: $k = c\,W_{UK}$, $v = c\,W_{UV}$. Decompressed, that
+# is attention with H heads. But $q \cdot (c\,W_{UK}) = (q\,W_{UK}^T) \cdot c$: the matrices can be *absorbed* into the
+# query and the result, and then all heads read the latents themselves, as if there were one KV head.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+draw = torch.Generator().manual_seed(0)
+H, D, R, S = 16, 32, 64, 100  # heads, elements of a head and of a latent, tokens in the cache
+latents, q = torch.randn(S, R, generator=draw), torch.randn(H, 1, D, generator=draw)
+w_uk, w_uv = torch.randn(2, H, R, D, generator=draw) / R**0.5
+
+decompressed = (q @ (latents @ w_uk).mT).softmax(-1) @ (latents @ w_uv)  # keys and values [H, S, D]
+absorbed = ((q @ w_uk.mT) @ latents.mT).softmax(-1) @ latents @ w_uv  # nothing of S tokens but the latents
+
+print("the same to 1e-4:", torch.allclose(decompressed, absorbed, atol=1e-4))
+print(f"elements of a token in the cache: K and V of {H} heads {2 * H * D:,}, the latent {R}")
+print(f"DeepSeek-V3: {61 * (512 + 64) * 2:,} bytes of a token; with K and V of 128 heads {61 * 2 * 128 * 128 * 2:,}")
+
+# %% [markdown]
+# (DeepSeek-V3's latent has 512 elements for keys and values and 64 that carry the rotary position, which cannot be
+# absorbed.) So its cache is small, and its 128 heads do 242 operations on each byte of it: above the A100's ridge, near
+# the H100's, and above that with a single draft token. For a prompt, decompressing is cheaper; engines do both.
 
 # %% [markdown]
 # **This machine.** The engine reads SmolLM2 in float32. If a step did nothing but read, at the speed at which one
@@ -291,9 +320,25 @@ step_time.draw_times(times_s, "What explains the time of a decode step? (SmolLM2
 
 # %% [markdown]
 # **Read the result.** Compare the bars. The bytes were counted before anything ran. The third bar is the fixed price of
-# a step: about 2,000 calls, each with almost nothing to do. It does not overlap with the reading, so it comes on top of
+# a step: about 1,700 calls, each with almost nothing to do. It does not overlap with the reading, so it comes on top of
 # the second bar. What is left over after both: a product of a matrix with one row reads more slowly than a copy does.
 #
+# A client sees the time per output token, **TPOT**, which has two more terms: a token is chosen from the logits, and
+# its text is sent.
+
+# %%
+import json
+
+token = logits.argmax()
+parts_s = {
+    "step": step_s,
+    "sample": seconds(lambda: torch.multinomial((logits / 0.8).softmax(-1), 1), repeats=20),
+    "flush": seconds(lambda: json.dumps({"text": tokenizer.decode(token)}).encode(), repeats=20),
+}
+for name, part_s in parts_s.items():
+    print(f"{name:6} {1e3 * part_s:7.3f} ms, {part_s / sum(parts_s.values()):6.1%} of TPOT")
+
+# %% [markdown]
 # **Takeaway.** One step of SmolLM2 reads 0.540 GB and does 269 million operations on it, half an operation per byte;
 # bytes divided by bandwidth bound its time from below, before any measurement of the model.
 
@@ -306,7 +351,7 @@ step_time.draw_times(times_s, "What explains the time of a decode step? (SmolLM2
 
 # %% [markdown]
 # ## 3. The memory of decoding
-# <!-- minutes: 52 -->
+# <!-- minutes: 35 + 11 -->
 #
 # An engine holds the K and V of dozens of sequences that grow by one token per step, end at any time, and often begin
 # with the same text. Lab 1 showed what becomes of memory that is reserved for the longest answer. So memory is cut into
@@ -597,13 +642,48 @@ block_pictures.draw_history(histories[126].frames[:22], 8, "One history: which s
 
 # %% [markdown]
 # **Read the result.** Blocks change hands, and a sequence's blocks are wherever there was room. Every read found the
-# right tokens all the same, and more than a thousand times the pool ran out without damage. Now see the oracle find
-# something.
+# right tokens all the same, and more than a thousand times the pool ran out without damage.
 
 # %% [markdown]
-# ### Find the bug
+# ### Open the engine
 #
-# Six pieces of code, all of them seen in print in one form or another. What is not shown is as it should be. In a pool,
+# The engine's pool has two parts, as yours may have, a list of free blocks and counts of owners, and a third:
+
+# %%
+from twophase.cache.block_pool import BlockPool as EnginePool
+from twophase_labs.kit.open_engine import show_source
+
+show_source(EnginePool.allocate, first="if num_blocks > self.num_free")
+
+# %% [markdown]
+# **Question.** A block that comes from `_cached` is free, and yet it is used only when no blank one is left. What could
+# a free block be good for?
+#
+# <details><summary>Answer</summary>
+#
+# Its contents. The K and V of a finished sequence stay valid until the block is written again; a request that begins
+# with the same tokens can find them and skip that part of its prefill (prefix caching, lab 5). So blank blocks go
+# first, and of the others the one that was freed longest ago.
+# </details>
+
+# %% [markdown]
+# > **In production, 2026.** The block size is a flag: `--block-size`, by default [16 in
+# > vLLM](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py);
+# > `--page-size` [in SGLang](https://docs.sglang.io/advanced_features/server_arguments.html), 1 unless the attention
+# > backend asks for more (64 on Blackwell); and
+# > `tokens_per_block`, by default [32 in
+# > TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html), whose
+# > `copy_on_partial_reuse` is your copy-on-write and is on by default. By roofline none of these choices changes the
+# > bytes that a step reads on an H100: an entry of 4 bytes stands beside 64 KiB of K and V per layer for 16 tokens of
+# > an 8B model in bf16.
+#
+# **Takeaway.** With blocks of 16, 0.4 % of the slots held by contexts of up to 4,096 tokens are unused; an oracle that
+# stores one number per slot tells when one is read for another.
+
+# %% [markdown]
+# ### Going further: find the bug
+#
+# Six pieces of code, each with a bug of a kind found in published code. Whatever is not shown is correct. In a pool,
 # a block is free when its count is zero, and which free block comes next is left to chance. All go through the same
 # story, with 8 blocks of 4 slots. After each event every living sequence reads all its tokens. With right parts every
 # read is right, and only event 9 is refused.
@@ -657,48 +737,13 @@ for layers in (suspects.DropsAResidual(model), parts):
 # engine needs both.
 
 # %% [markdown]
-# ### Open the engine
-#
-# The engine's pool has two parts, as yours may have, a list of free blocks and counts of owners, and a third:
-
-# %%
-from twophase.cache.block_pool import BlockPool as EnginePool
-from twophase_labs.kit.open_engine import show_source
-
-show_source(EnginePool.allocate, first="if num_blocks > self.num_free")
-
-# %% [markdown]
-# **Question.** A block that comes from `_cached` is free, and yet it is used only when no blank one is left. What could
-# a free block be good for?
-#
-# <details><summary>Answer</summary>
-#
-# Its contents. The K and V of a finished sequence stay valid until the block is written again; a request that begins
-# with the same tokens can find them and skip that part of its prefill (prefix caching, lab 5). So blank blocks go
-# first, and of the others the one that was freed longest ago.
-# </details>
-
-# %% [markdown]
-# > **In production, 2026.** The block size is a flag: `--block-size`, by default [16 in
-# > vLLM](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py);
-# > `--page-size`, by default [1 in SGLang](https://docs.sglang.io/advanced_features/server_arguments.html); and
-# > `tokens_per_block`, by default [32 in
-# > TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html), whose
-# > `copy_on_partial_reuse` is your copy-on-write and is on by default. By roofline none of these choices changes the
-# > bytes that a step reads on an H100: an entry of 4 bytes stands beside 64 KiB of K and V per layer for 16 tokens of
-# > an 8B model in bf16.
-#
-# **Takeaway.** With blocks of 16, 0.4 % of the slots held by contexts of up to 4,096 tokens are unused; and an oracle
-# that stores one number per slot finds five allocator bugs within nine events.
-
-# %% [markdown]
 # ## 4. Attention over gathered blocks
-# <!-- minutes: 21 -->
+# <!-- minutes: 7 -->
 #
 # Writing into blocks is easy: one slot per token. Reading is harder, since attention wants all keys of a sequence, in
 # order. The pool is one tensor `[N, H_kv, PAGE, D]` for K and one for V in each layer, and each sequence of the batch
 # has its own length: the batch is **ragged**. A row of the block tables is padded with 0 to the longest, and block 0
-# belongs to some other sequence. That is legal, and a trap.
+# belongs to some other sequence. Reading it raises no error, so a missing mask gives wrong results silently.
 
 # %%
 import matplotlib.pyplot as plt
@@ -711,86 +756,22 @@ plt.show()
 
 # %% [markdown]
 # Three sequences of 9, 4 and 6 tokens. To read A: take blocks 6, 1, 3 *in this order*, put their slots in a row, and
-# cut at 9, because the last three slots hold what an earlier sequence left there. With grouped heads, each KV head
-# serves `H // H_kv` neighbouring query heads. No copy is needed for that: give the query an axis for the group.
-
-# %% [markdown]
-# <!-- card 3.6 -->
-# Write one decode step's attention for a ragged batch. The token's own K and V are in the cache already, so a query
-# sees all `seq_lens[b]` positions, and there is no mask.
-#
-# $$\mathrm{out}_{b,h} = \sum_{p < S_b} \mathrm{softmax}_p(\text{scale} \cdot q_{b,h} \cdot k_{\mathrm{slot}(b,p)})\;
-# v_{\mathrm{slot}(b,p)}$$
-#
-# If the check shows a picture, look at it: which slots were read?
+# cut at 9, because the last three slots hold what an earlier sequence left there. In PyTorch, with an axis for the
+# group of query heads that share a KV head:
 
 
-# %% tags=["exercise:3.6"]
+# %% tags=["setup"]
 def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
-    """Attention of one query per sequence, q [B, H, D], over the blocks of k_cache and v_cache [N, H_kv, PAGE, D].
-
-    Row b of block_tables [B, W] has the block ids of sequence b, padded with 0, and seq_lens [B] its tokens, at least
-    one. What is in other slots may be anything, NaN too. Query head h reads KV head h // (H // H_kv). Any argument
-    may be a slice of a larger tensor. Returns a new tensor [B, H, D]; no input is changed.
-
-    >>> values = torch.arange(12.0).view(3, 1, 4, 1)             # 3 blocks of 4 slots, one KV head; slot s holds s
-    >>> q, tables = torch.zeros(1, 1, 1), torch.tensor([[2, 0]])
-    >>> paged_attention(q, values, values, tables, torch.tensor([5]), 1.0)   # the mean of 8, 9, 10, 11 and 0
-    tensor([[[7.6000]]])
-    >>> paged_attention(q, values, values, tables, torch.tensor([2]), 1.0)
-    tensor([[[8.5000]]])
-    """
-    # BEGIN SOLUTION: gather each sequence's blocks, then attend
+    """One query per sequence, q [B, H, D], over the blocks of k_cache and v_cache [N, H_kv, PAGE, D]: [B, H, D]."""
     page, group = k_cache.shape[2], q.shape[1] // k_cache.shape[1]
     out = torch.empty_like(q)
     for b, length in enumerate(seq_lens.tolist()):
         block_ids = block_tables[b, : -(-length // page)]
         k, v = (cache[block_ids].transpose(0, 1).flatten(1, 2)[:, :length] for cache in (k_cache, v_cache))
-        grouped = q[b].unflatten(0, (-1, group))  # [H_kv, G, D]
-        weights = (grouped @ k.mT * scale).softmax(-1)  # [H_kv, G, length]
+        weights = (q[b].unflatten(0, (-1, group)) @ k.mT * scale).softmax(-1)  # [H_kv, G, length]
         out[b] = (weights @ v).flatten(0, 1)
     return out
-    # END SOLUTION
 
-
-# %%
-check("3.6")
-
-# %% [markdown]
-# **Which slots does it read?** A trick shows it for any attention, also for a compiled kernel that nobody can look
-# into: let the value in slot s be the unit vector with its 1 at place s. Then the output *is* the weights, one number
-# for each slot of the pool, own, foreign and empty ones alike. (The check used it too.) The three sequences of the
-# picture above:
-
-# %%
-from dataclasses import replace
-
-from twophase_labs.decode.paged_inputs import in_a_row, one_hot_values, random_pages
-
-paged_attention = use("3.6")
-lengths = (9, 4, 6)
-inputs = random_pages(lengths, num_blocks=8, head_dim=32, seed=5)
-block_tables = torch.tensor([[6, 1, 3], [4, 0, 0], [0, 5, 0]], dtype=torch.int32)
-inputs = replace(inputs, q=inputs.q / 8, v_cache=one_hot_values(inputs.v_cache), block_tables=block_tables)
-weights = paged_attention(*inputs.arguments).mean(1)
-block_pictures.draw_reads(weights, lengths, 4, "Weight of every slot, mean over the heads")
-
-# %% [markdown]
-# **In the engine.** Your function takes the place of the engine's own decode attention, in all 30 layers, for three
-# prompts of different lengths at once.
-
-# %%
-# NBVAL_CHECK_OUTPUT
-from twophase import LLM, SamplingParams
-from twophase_labs.kit.own_attention import OwnAttention
-
-llm = LLM(device="cpu", num_kv_blocks=32, attention_backend=lambda spec: OwnAttention(spec, 16, decode=paged_attention))
-prompts = ["Water boils at", "The first three prime numbers are", "A haiku about the sea, in three lines:"]
-answers = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
-for prompt, answer in zip(prompts, answers, strict=True):
-    expected = transformers_greedy(model, tokenizer(prompt, return_tensors="pt").input_ids[0], 12)[-12:]
-    same = list(answer.outputs[0].token_ids) == expected.tolist()
-    print(f"{prompt}{answer.outputs[0].text!r}\n   the tokens of transformers: {same}")
 
 # %% [markdown]
 # **Think first.** It is right. Is it good? Indexing with block ids copies the K and V of every sequence before
@@ -798,6 +779,8 @@ for prompt, answer in zip(prompts, answers, strict=True):
 # attention over K and V that are in order already?
 
 # %%
+from twophase_labs.decode.paged_inputs import in_a_row, random_pages
+
 wide = random_pages([512] * 8, page=16, num_kv_heads=3, head_dim=64, seed=1)
 contiguous = in_a_row(wide)  # K and V of each sequence copied into a row once, before the clock starts
 row_s = seconds(contiguous.attend, repeats=9)
@@ -818,7 +801,7 @@ print(f"bytes moved: {moved / 1e6:.1f} MB; gathered {3 * moved / 1e6:.1f} MB (bl
 
 # %% [markdown]
 # ## 5. The decode kernel
-# <!-- minutes: 40 + 9 -->
+# <!-- minutes: 25 + 19 -->
 #
 # Lab 2 has a kernel that reads blocks where they are: the prefill kernel. A decode step is a prefill with a chunk of
 # one token, so why write another? Run the engine's prefill kernel on three sequences with one query each:
@@ -849,7 +832,7 @@ for chunk in (512, 42, 8, 1):
 
 # %% [markdown]
 # 3 rows of 128. The others are multiplied, masked and rescaled all the same, and hold registers that more programs
-# could use. (In a step of short chunks alone, the engine's `prefill_tiles` takes 16 rows, the least that a tensor core
+# could use. (In a step of short chunks alone, the engine's `prefill_tiles` takes 16 rows, the least that `tl.dot`
 # takes.)
 #
 # A single token does without two more things. The engine's prefill kernel searches for the sequence that its rows
@@ -899,22 +882,21 @@ from twophase_labs.decode.attend_tiles import attend_tiles, fold_tile
 from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode_split
 
 # %% [markdown]
-# And lab 2's `attend_tile`, which folds a tile of keys into the state of the softmax. It is simpler here, and has
-# another name: in a decode step every row sees the first key, so the maximum is finite from the first tile on.
+# Folding a tile of keys into the state of the softmax is the same five lines once more, and given as a function:
 
 # %%
 # needs: triton
 show_source(fold_tile, first="scores = tl.dot", last="return")
 
 # %% [markdown]
-# <!-- card 3.7 -->
-# Write the kernel: attention of each sequence's one query over all its keys, read where they lie.
-# `launch_paged_decode` starts a program for each sequence and KV head. Where K of a position is, 2.12 says. For the
-# sequence in the picture, 10 tokens in blocks 5, 2 and 7, one tile is enough: positions 0 to 15, of which 10 to 15 do
-# nothing. Fold a tile in by `fold_tile` or write it out; in which order you go through the keys is your choice.
+# <!-- card 3.6 -->
+# Write the kernel: attention of each sequence's one query over all its keys, read where they lie. `launch_paged_decode`
+# starts a program for each sequence and KV head. Where K of a position is, lab 2's 2.8 says. For the sequence in the
+# picture, 10 tokens in blocks 5, 2 and 7, one tile is enough: positions 0 to 15, of which 10 to 15 do nothing. Fold a
+# tile in by `fold_tile` or write it out; in which order you go through the keys is your choice.
 
 
-# %% tags=["exercise:3.7"]
+# %% tags=["exercise:3.6"]
 @triton.jit
 def paged_decode_kernel(
     q_ptr,  # [B, H, D]
@@ -983,7 +965,7 @@ def paged_decode_kernel(
 
 
 # %%
-check("3.7")
+check("3.6")
 
 # %% [markdown]
 # **What did it read?** The one-hot trick again, now on a kernel: two sequences, one row per query head.
@@ -992,7 +974,7 @@ check("3.7")
 # needs: triton
 from twophase_labs.decode.decode_cases import map_case, slot_order
 
-paged_decode_kernel = use("3.7")
+paged_decode_kernel = use("3.6")
 case = map_case(Draw(3), [10, 5], heads=4, kv_heads=1, page=4, num_pages=8, peak=2)
 out = launch_paged_decode(paged_decode_kernel, **on_device(case)).cpu()
 order, _ = slot_order(case, 0)
@@ -1034,7 +1016,50 @@ for name, elapsed_s in {"in order already": row_s, "gathered first": paged_s, "y
 # the first line is the table, and a tile in which 3 of 16 rows hold a query.
 
 # %% [markdown]
-# ### What the compiler made of it
+# **Tuning.** The result does not depend on the size of a tile, the time does, and no formula gives the best one: it is
+# tried. On a GPU two more numbers are, the **warps** that share a program's tile and the **stages**, tiles in flight
+# (lab 2, section 10); on a processor they mean nothing. `@triton.autotune` does the same by itself. (What a GPU would
+# print here has not been measured yet.)
+
+# %%
+# needs: triton
+from itertools import product
+
+from twophase_labs.kit.ceilings import copy_bandwidth
+
+tried = [{"block_n": n} for n in (16, 32, 64, 128)]
+if device.type == "cuda":
+    tried = [{"block_n": n, "num_warps": w, "num_stages": s} for n, w, s in product((32, 64, 128), (4, 8), (2, 3))]
+    inputs = [x.bfloat16() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
+copied = copy_bandwidth(device)
+for options in tried:
+    with trusted():
+        launch_paged_decode(paged_decode_kernel, *inputs, **options)  # compiled in the first call
+        elapsed_s = seconds(lambda options=options: launch_paged_decode(paged_decode_kernel, *inputs, **options), 20)
+    kv_bytes = 2 * 8 * 512 * 3 * 64 * inputs[1].element_size()
+    print(f"{options}: {1e6 * elapsed_s:6.0f} us, {kv_bytes / elapsed_s / copied:4.0%} of the rate of a large copy")
+
+# %% [markdown]
+# (The 6 MB of K and V here may lie in a processor's cache, and then come faster than a large copy from memory.)
+
+# %% [markdown]
+# > **In production, 2026.** One kernel for both phases or two is a trade: two can be specialised, one serves batches of
+# > prefills and decodes in a single launch and keeps CUDA graphs simple. vLLM's default on NVIDIA's cards,
+# > `FLASH_ATTN`, is [one call of variable
+# > length](https://docs.vllm.ai/en/v0.30.0/api/vllm/v1/attention/backends/flash_attn/) for all rows of a step. SGLang
+# > has a flag for each phase, [`--prefill-attention-backend` and
+# > `--decode-attention-backend`](https://docs.sglang.io/advanced_features/server_arguments.html), both unset by
+# > default, so that `--attention-backend` decides for both. vLLM's CUDA graph modes distinguish *uniform decode*,
+# > equally few queries per sequence, from the rest ([design
+# > notes](https://docs.vllm.ai/en/latest/design/cuda_graphs/)). By roofline: one layer of an 8B model with 32,768
+# > tokens of context is 134 MB of K and V in bf16, 40 µs at an H100's 3.35 TB/s, if enough of its multiprocessors read;
+# > the next section sees to that.
+#
+# **Takeaway.** Beside a long chunk, one token fills 3 of a prefill tile's 128 rows; the decode kernel is the same loop
+# with a tile of 16 rows, and reads each byte of K and V once.
+
+# %% [markdown]
+# ### Going further: what the compiler made of it
 #
 # The check ran your kernel twice: here, and as code for an H100, executed instruction by instruction without
 # one. As in lab 2, a request is a load or store of one warp, and moves every *sector* of 32 bytes that any of its
@@ -1068,13 +1093,13 @@ show_beside({"yours": compiled.report, "the engine's": engines})
 
 # %% [markdown]
 # **Read the result.** Both read each key and value once; the engine's asks for block ids more often. Decode waits for
-# memory, so what counts is how many bytes are under way. The engine's kernel has two tiles of K and V under way where
+# memory, so what counts is how many bytes are in flight. The engine's kernel has two tiles of K and V in flight where
 # yours has one, and pays for it with shared memory: fewer programs fit on a multiprocessor. With a single program
 # there, as in a small batch, that is twice the bytes; on a full one it is still more. How the engine's kernel gets its
-# second tile under way is the question below.
+# second tile in flight is the next question.
 
 # %% [markdown]
-# ### Open the engine
+# ### Going further: open the engine
 #
 # The engine's loop is a function of its own, `attend_range`, because prefill and decode share it. Its beginning:
 
@@ -1085,7 +1110,7 @@ from twophase_kernels.attend_range import attend_range
 show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="scores *= load_scales")
 
 # %% [markdown]
-# **Question.** Your loop loads the block ids of a tile and then its K and V. Production loads the block ids of the
+# **Question.** Your loop loads the block ids of a tile and then its K and V. The engine's loads the block ids of the
 # *next* tile, and carries them. Nearly the same loads, in another order: what is gained?
 #
 # <details><summary>Answer</summary>
@@ -1093,20 +1118,8 @@ show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="
 # To load block ids, and then K and V from where these ids say, is a chain: the compiler cannot start the next tile's K
 # and V before it knows where they are. With the ids at hand it can keep several tiles on their way while one is
 # computed. This project's tests compile both kernels for sm_80 and sm_90, without such a GPU, and count: one tile of K
-# and V under way in yours, at least two in production's. What that is worth in time takes a GPU to say.
+# and V in flight in yours, at least two in the engine's. What that is worth in time takes a GPU to say.
 # </details>
-
-# %% [markdown]
-# > **In production, 2026.** Engines choose kernels by phase. SGLang has a flag for each, [`--prefill-attention-backend`
-# > and `--decode-attention-backend`](https://docs.sglang.io/advanced_features/server_arguments.html), both unset by
-# > default, so that `--attention-backend` decides for both. vLLM's CUDA graph modes distinguish *uniform decode*,
-# > equally few queries per sequence, from the rest ([design
-# > notes](https://docs.vllm.ai/en/latest/design/cuda_graphs/)). By roofline: one layer of an 8B model with 32,768
-# > tokens of context is 134 MB of K and V in bf16, 40 µs at an H100's 3.35 TB/s, if enough of its multiprocessors read;
-# > the next section sees to that.
-#
-# **Takeaway.** Beside a long chunk, one token fills 3 of a prefill tile's 128 rows; the decode kernel is the same loop
-# with a tile of 16 rows, and reads each byte of K and V once.
 
 # %% [markdown]
 # ### Going further: neighbouring threads, neighbouring addresses
@@ -1116,15 +1129,15 @@ show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="
 # of 128 bytes. In the strided kernel the threads hold the same elements of the same keys.
 
 # %% [markdown]
-# <!-- card 3.8 -->
+# <!-- card 3.7 -->
 # **Predict.** How many times as many sectors does the strided kernel move for K, with PAGE = 16 and 2 bytes an element?
 # (A factor of 1.5 counts as close.)
 
-# %% tags=["exercise:3.8"]
-guess_3_8 = 8  # SOLUTION: times
+# %% tags=["exercise:3.7"]
+guess_3_7 = 8  # SOLUTION: times
 
 # %%
-check("3.8")
+check("3.7")
 
 # %%
 # needs: triton
@@ -1137,7 +1150,7 @@ print("the same result:", torch.allclose(out, launch_paged_decode(strided, *as_s
 k_loads = {name: tile_loads(kernel.report)[0] for name, kernel in (("yours", compiled), ("strided", strided))}
 for name, load in k_loads.items():
     print(f"{name:>8}: {load.requests} requests of {load.sectors_per_request:.0f} sectors, {load.sectors:,} in all")
-measured("3.8", k_loads["strided"].sectors / k_loads["yours"].sectors)
+measured("3.7", k_loads["strided"].sectors / k_loads["yours"].sectors)
 
 # %%
 # needs: triton
@@ -1149,10 +1162,10 @@ draw_requests({f"K, {name}": load for name, load in k_loads.items()})
 # together. In the other layout it takes one element at a time: 8 requests in place of one. Each of them holds 8
 # elements of 4 keys, and each of these elements has a sector of its own, of which the 4 keys take 8 bytes: half the
 # sectors, 8 times the requests, 4 times as many in all. Three other warps move the same sectors again. (And single
-# elements are too small for the asynchronous copies that had a tile of K under way.)
+# elements are too small for the asynchronous copies that had a tile of K in flight.)
 
 # %% [markdown]
-# <!-- card 3.9 -->
+# <!-- card 3.8 -->
 # A decode step also *writes*: one token's K, a row per head. PAGE is 16, D is 64, an element has 2 bytes. Count each
 # sector once, even if it is moved several times. Compared with `[N, H_kv, PAGE, D]`, what becomes more expensive in
 # `[N, H_kv, D, PAGE]`?
@@ -1162,11 +1175,11 @@ draw_requests({f"K, {name}": load for name, load in k_loads.items()})
 # **c** both<br/>
 # **d** neither: the same bytes are read and written
 
-# %% tags=["exercise:3.9"]
-answer_3_9 = "b"  # SOLUTION: one letter
+# %% tags=["exercise:3.8"]
+answer_3_8 = "b"  # SOLUTION: one letter
 
 # %%
-check("3.9")
+check("3.8")
 
 # %% [markdown]
 # <details><summary>Why</summary>
@@ -1177,7 +1190,7 @@ check("3.9")
 
 # %% [markdown]
 # ## 6. Split and merge
-# <!-- minutes: 35 -->
+# <!-- minutes: 36 -->
 #
 # A GPU is not one processor but many. An H100 SXM has 132 *streaming multiprocessors* (SMs). A program runs on one of
 # them and never on two, and what an SM can fetch from memory at a time is bounded. To draw the whole bandwidth of the
@@ -1211,17 +1224,18 @@ for batch, num_splits in ((1, 1), (1, 4), (1, 16), (8, 1), (8, 2), (32, 1)):
 # ```
 #
 # Each split hands over its own attention output, and how much all its keys weigh together, as a logarithm: the **LSE**,
-# the log-sum-exp of its scores (base 2, as in lab 2). A grid has the same number of splits for every sequence, so a
-# short one has splits without a single key. They say so: output 0, LSE minus infinity.
+# the log-sum-exp of its scores (base 2, as in lab 2). This launcher's grid has the same number of splits for every
+# sequence, so a short one has splits without a single key. Such a split returns output 0 and LSE -inf, so that the
+# merge ignores it.
 
 # %% [markdown]
-# <!-- card 3.10 -->
+# <!-- card 3.9 -->
 # One program attends to one split. Keys are shared out in whole tiles, the same number for every split; the last ones
 # may get fewer, or none. 37 keys in tiles of 16, by 4 splits: positions [0, 16), [16, 32), [32, 37), none.
 #
 # $$\mathrm{LSE} = \log_2 \sum_j 2^{s_j} = m + \log_2 \sum_j 2^{s_j - m}$$
 #
-# The loop of 3.7 is now a function, `attend_tiles(..., lo, hi, ...)`: keys at positions [lo, hi). Without keys it
+# The loop of 3.6 is now a function, `attend_tiles(..., lo, hi, ...)`: keys at positions [lo, hi). Without keys it
 # returns `row_max` = -inf, `row_sum` = 0 and `acc` = 0. The partial results are `[B, H, splits, D]` and
 # `[B, H, splits]`:
 #
@@ -1230,7 +1244,7 @@ for batch, num_splits in ((1, 1), (1, 4), (1, 16), (8, 1), (8, 2), (32, 1)):
 # ```
 
 
-# %% tags=["exercise:3.10"]
+# %% tags=["exercise:3.9"]
 @triton.jit
 def paged_decode_split_kernel(
     q_ptr,  # [B, H, D]
@@ -1277,7 +1291,7 @@ def paged_decode_split_kernel(
 
 
 # %%
-check("3.10")
+check("3.9")
 
 # %% [markdown]
 # **Which split reads what.** One sequence of 37 tokens, tiles of 16, four splits; a row per split. (Queries of zero:
@@ -1285,7 +1299,7 @@ check("3.10")
 
 # %%
 # needs: triton
-paged_decode_split_kernel = use("3.10")
+paged_decode_split_kernel = use("3.9")
 case = map_case(Draw(5), [37], heads=1, kv_heads=1, page=4, num_pages=11)
 partial, lse = launch_paged_decode_split(paged_decode_split_kernel, **on_device(case), num_splits=4, block_n=16)
 order, _ = slot_order(case, 0)
@@ -1300,19 +1314,19 @@ decode_pictures.draw_weights(
 )
 
 # %% [markdown]
-# **Read the result.** Three tiles, four splits: the fourth has nothing to read and says so. The third has five keys
-# and gives each of them a fifth, for it knows nothing of the other 32. Added up as they are, the three outputs would
-# count these five keys far too much. How much each split really counts is in its LSE: log2 of 16, of 16, and of 5.
+# **Read the result.** Three tiles, four splits: the fourth has nothing to read. The third has five keys and weights
+# each by 1/5, since a split normalises over its own keys only. Added up as they are, the three outputs would count
+# these five keys far too much. How much each split really counts is in its LSE: log2 of 16, of 16, and of 5.
 
 # %% [markdown]
-# <!-- card 3.11 -->
+# <!-- card 3.10 -->
 # Write the merge, in PyTorch. It is exact: no score has to be computed again.
 #
 # $$m = \max_s \mathrm{LSE}_s, \qquad w_s = 2^{\mathrm{LSE}_s - m}, \qquad
 # \mathrm{out} = \frac{\sum_s w_s\, \mathrm{out}_s}{\sum_s w_s}, \qquad \mathrm{LSE} = m + \log_2 \sum_s w_s$$
 
 
-# %% tags=["exercise:3.11"]
+# %% tags=["exercise:3.10"]
 def merge_splits(partial, lse):
     """Merge attention over disjoint splits of the keys: `partial` [B, H, splits, D] and `lse` [B, H, splits], base 2.
 
@@ -1339,7 +1353,7 @@ def merge_splits(partial, lse):
 
 
 # %%
-check("3.11")
+check("3.10")
 
 # %% [markdown]
 # **Does it matter how the keys are divided?** It must not. Two sequences of 90 and 7 tokens, through your kernel and
@@ -1348,7 +1362,7 @@ check("3.11")
 # %%
 # NBVAL_CHECK_OUTPUT
 # needs: triton
-merge_splits = use("3.11")
+merge_splits = use("3.10")
 case = random_case(Draw(6), [90, 7], heads=4, kv_heads=2, dim=32, page=16)
 expected, _ = naive_decode(case)
 kv_bytes = 2 * (90 + 7) * 2 * 32 * 4
@@ -1364,7 +1378,64 @@ for num_splits in (1, 2, 3, 6, 13):
 # %% [markdown]
 # **Read the result.** The same output for every division, with empty splits and without. But splitting is not free:
 # each split writes D + 1 elements per query head, in fp32, and the merge reads them again. For contexts as short as
-# these, 13 splits move half as many bytes again as K and V. When does production split?
+# these, 13 splits move half as many bytes again as K and V.
+#
+# ### How many splits?
+#
+# With the same number for every sequence a batch of unequal lengths waits for its longest: one context of 32,768 tokens
+# among sixty short ones is what a server sees every day. A **plan** gives each sequence its own number. To compare
+# plans, here is a machine that needs no GPU: programs start in the order of the sequences, each on the multiprocessor
+# that is free first, and take as long as their tiles of 64 keys, and 4 tiles' time besides (queries, partial result,
+# merge). The step is over when the last program ends; that time is called the *makespan*.
+
+# %% tags=["setup"]
+from twophase_labs.decode import split_machine
+from twophase_labs.decode.split_machine import makespan, num_tiles
+
+# %%
+# NBVAL_CHECK_OUTPUT
+ragged = [512] * 60 + [32_768]
+for name, plan in {"none": [1] * 61, "8 for all": [8] * 61, "8 for the long one": [1] * 60 + [8]}.items():
+    print(f"splits: {name:18} makespan {makespan(ragged, plan, num_sms=132):4}")
+
+# %% [markdown]
+# <!-- card 3.11 -->
+# Plan the splits of a ragged batch. `makespan(lengths, splits, num_sms)` is there, and so is `num_tiles(length)`: a
+# planner runs on the CPU before the step and may try what it likes. The check compares yours with the best plan whose
+# programs have about equally many tiles; 10 % more is good enough.
+
+
+# %% tags=["exercise:3.11"]
+def split_plan(lengths, num_sms):
+    """How many splits each sequence gets: a list of whole numbers, each from 1 to its number of tiles.
+
+    lengths: tokens of each sequence's context, in the order in which programs start. num_sms: multiprocessors. Every
+    split is a program for each of 8 KV heads.
+
+    >>> split_plan([64], num_sms=132)  # one tile cannot be divided
+    [1]
+    >>> makespan([32_768], split_plan([32_768], 132), 132) < 40  # tile times; without splits it takes 516
+    True
+    """
+    # BEGIN SOLUTION: a number of splits for each sequence
+    tiles = [num_tiles(length) for length in lengths]
+    plans = []
+    for per_program in range(1, max(tiles) + 1):
+        plans.append([-(-n // per_program) for n in tiles])
+    return min(plans, key=lambda splits: makespan(lengths, splits, num_sms))
+    # END SOLUTION
+
+
+# %%
+check("3.11")
+
+# %%
+split_plan = use("3.11")
+split_machine.draw_plans({"8 for all": [8] * 61, "your plan": split_plan(ragged, 132)}, ragged, num_sms=132)
+
+# %% [markdown]
+# **Read the result.** Too few splits leave a tail in which the programs of the long sequence run alone; too many pay
+# their start again and again. This engine's own rule is simpler, the same number for all:
 
 # %%
 # needs: triton
@@ -1372,34 +1443,10 @@ from twophase_kernels.paged_decode import choose_num_splits
 
 show_source(choose_num_splits)
 
-# %%
-# NBVAL_CHECK_OUTPUT
-# needs: triton
-print("splits that production chooses, 8 KV heads, 132 SMs")
-print("context   " + "".join(f"batch {batch:<5}" for batch in (1, 4, 16, 64)))
-for context in (128, 1_024, 8_192, 32_768):
-    splits = [choose_num_splits(batch, 8, context, 132) for batch in (1, 4, 16, 64)]
-    print(f"{context:7,}   " + "".join(f"{n:<11}" for n in splits))
-
-# %% [markdown]
-# **By the clock** this takes a GPU: the lab computes on one thread here, and leaves no core idle that more programs
-# could use.
-
-# %%
-# needs: triton
-if device.type == "cuda":
-    long = random_case(Draw(7), [8192], heads=32, kv_heads=8, dim=64, page=64)
-    for num_splits in (1, 2, 4, 8, 16, 32):
-        inputs = {**on_device(long), "num_splits": num_splits}
-        elapsed_s = seconds(lambda x=inputs: launch_paged_decode_split(paged_decode_split_kernel, **x), 10)
-        print(f"{num_splits:2} splits, {8 * num_splits:3} programs: {1e6 * elapsed_s:6.0f} us")
-else:
-    print("no GPU here: not measured")
-
 # %% [markdown]
 # ### Open the engine
 #
-# Production's merge is a kernel, launched with a program per row; `BLOCK_S` is 16. The second half of it:
+# The engine's merge is a kernel, launched with a program per row; `BLOCK_S` is 16. The second half of it:
 
 # %%
 # needs: triton
@@ -1420,19 +1467,20 @@ show_source(merge_splits_kernel, first="weight_sum = tl.zeros", last="out = tl.s
 # </details>
 
 # %% [markdown]
-# > **In production, 2026.** SGLang's Triton decode kernel splits into
-# > [`--triton-attention-num-kv-splits`](https://docs.sglang.io/advanced_features/server_arguments.html) parts, 8 by
-# > default (its documentation advises more for longer contexts), and keeps the partial results' precision behind
-# > `--triton-attention-reduce-in-fp32`, off by default. By roofline: one sequence of 32,768 tokens, 8 KV heads of 128
-# > in bf16, is 134 MB per layer. At 3.35 TB/s that takes 40 µs if all 132 SMs of an H100 read, and 16.5 times as long
-# > if 8 of them do, at an equal share of bandwidth each.
+# > **In production, 2026.** FlashInfer's `plan()` balances the splits of a ragged batch before the step
+# > (arXiv:2501.01005) and FlashAttention 3 takes such a plan as `scheduler_metadata`. SGLang's Triton decode kernel
+# > splits into [`--triton-attention-num-kv-splits`](https://docs.sglang.io/advanced_features/server_arguments.html)
+# > parts, 8 by default (its documentation advises more for longer contexts), and keeps the partial results' precision
+# > behind `--triton-attention-reduce-in-fp32`, off by default. By roofline: one sequence of 32,768 tokens, 8 KV heads
+# > of 128 in bf16, is 134 MB per layer. At 3.35 TB/s that takes 40 µs if all 132 SMs of an H100 read, and 16.5 times as
+# > long if 8 of them do, at an equal share of bandwidth each.
 #
 # **Takeaway.** One sequence with 8 KV heads keeps 6 % of 132 SMs busy; with 16 splits it is 97 %, and the merge is
 # exact whatever the division.
 
 # %% [markdown]
 # ## 7. A byte instead of two
-# <!-- minutes: 21 + 5 -->
+# <!-- minutes: 9 + 10 -->
 #
 # A decode step waits for bytes, so fewer bytes are less waiting, and they leave room for more sequences. Weights can be
 # stored in fewer bits, and so can K and V: in **int8**, a whole number from -127 to 127 per element. What is
@@ -1457,41 +1505,22 @@ needle_pictures.draw_row_maxima(reading.values[26], "V of layer 26: how large th
 # **per token and head** is found when the token is written, and never changes.
 
 # %% [markdown]
-# <!-- card 3.12 -->
-# Write `quantise`, with a scale per token and head; the way back is one line and given.
-#
 # $$s_{th} = \frac{\max_d |x_{thd}|}{q_{max}}, \qquad n_{thd} = \mathrm{round}\!\left(\frac{x_{thd}}{s_{th}}\right),
 # \qquad x_{thd} \approx n_{thd}\, s_{th}$$
+#
+# (Lab 6 has you write such a quantiser, for weights.)
 
 
-# %% tags=["exercise:3.12"]
+# %% tags=["setup"]
+def quantise(x, q_max=127):
+    """Rows of K or V, x [T, H_kv, D], as int8 and float32 scales [T, H_kv]; with a q_max of 7 in 4 bits."""
+    scale = x.float().abs().amax(-1).clamp(min=1e-30) / q_max  # above zero, even for a row of zeros
+    return (x.float() / scale[..., None]).round().to(torch.int8), scale
+
+
 def dequantise(data, scale):
     return data.float() * scale[..., None]
 
-
-def quantise(x, q_max=127):
-    """Rows of K or V, x [T, H_kv, D], as int8 [T, H_kv, D] and float32 scales [T, H_kv].
-
-    x may be of any float dtype, and a slice of a larger tensor. The largest magnitude of a row becomes q_max; with 7
-    the numbers would fit into 4 bits. Scales are above zero, even for a row of zeros. x is not changed.
-
-    >>> data, scale = quantise(torch.tensor([[[3.0, -6.35, 1.52]]]))
-    >>> data, scale                       # quantisation steps of 0.05
-    (tensor([[[  60, -127,   30]]], dtype=torch.int8), tensor([[0.0500]]))
-    >>> dequantise(data, scale)           # 1.52 was between two quantisation steps
-    tensor([[[ 3.0000, -6.3500,  1.5000]]])
-    """
-    # BEGIN SOLUTION: scales and numbers
-    x = x.float()
-    largest = x.abs().amax(-1)
-    scale = largest.clamp(min=1e-30) / q_max
-    data = (x / scale[..., None]).round()
-    return data.to(torch.int8), scale
-    # END SOLUTION
-
-
-# %%
-check("3.12")
 
 # %% [markdown]
 # **Bytes.** The next cell asks the engine's own cache what a token takes, K and V in all layers, scales included. A
@@ -1512,10 +1541,8 @@ for name, shape in {"SmolLM2": SMOLLM2, "Llama-3-8B": LLAMA_3_8B}.items():
 # quarter of the largest. How large is the error of SmolLM2's keys in int8, in percent of the keys themselves (root mean
 # squares)? Within a factor of 2?
 
+
 # %%
-quantise, dequantise = use("3.12")
-
-
 def stored(q_max):
     return lambda x: dequantise(*quantise(x, q_max))
 
@@ -1533,12 +1560,12 @@ print(f"8 bits, but one scale for all tokens and heads of a layer: error of V {o
 # all of the picture above: the error of V about doubles.
 #
 # But an error of K is not yet an error of the model. Scores are sums over 64 elements, whose errors partly cancel, and
-# a softmax that is sure of itself does not react to a little noise. What counts is what comes out.
+# a peaked softmax hardly changes under small errors. What counts is what comes out.
 
 # %% [markdown]
 # ### A needle in a haystack
 #
-# So ask the model something. Five facts are hidden in a text, at five depths. The model reads it, the K and V of the
+# We test recall. Five facts are hidden in a text, at five depths. The model reads it, the K and V of the
 # text are stored and read back, and then it is asked for each fact. Here is one of them, and what is asked:
 
 # %%
@@ -1563,7 +1590,7 @@ panels = {
 needle_pictures.draw_needles(panels)
 
 # %% [markdown]
-# **Read the result**, and believe the picture rather than this text. With int8 we have seen no needle lost and next to
+# **Read the result.** Your numbers may differ; trust the figure. With int8 we have seen no needle lost and next to
 # no change in surprise, at any of these lengths. With 3 bits needles were lost in the two longer texts and none in the
 # shortest. That is what one would expect, since every further key brings noise of its own into the softmax; but fifteen
 # needles are few, and the surprise does not rise evenly with the length. What it does show: a test with short prompts
@@ -1573,7 +1600,20 @@ needle_pictures.draw_needles(panels)
 # from several such tests; the rule is to measure your own model, at your own lengths.
 
 # %% [markdown]
-# ### Open the engine
+# > **In production, 2026.** K and V stay in the model's dtype unless you ask: `kv_cache_dtype` is `auto` [in
+# > vLLM](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py),
+# > `--kv-cache-dtype auto` [in SGLang](https://docs.sglang.io/advanced_features/server_arguments.html), `dtype='auto'`
+# > [in TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html). The usual
+# > step down is fp8 with one scale per *tensor*, [1.0 in
+# > vLLM](https://docs.vllm.ai/en/v0.25.0/features/quantization/quantized_kvcache/) unless it is calibrated; the scheme
+# > of this section is vLLM's `int8_per_token_head`, which its Triton backend alone has. By roofline, 32 sequences of
+# > 8,192 tokens of an 8B model are 34.4 GB of K and V in bf16, 10.3 ms a step at an H100's 3.35 TB/s; in int8 5.3 ms.
+#
+# **Takeaway.** int8 with a scale per token and head takes 53 % of bf16's bytes at a head size of 64, and 52 % at 128,
+# and cost none of our needles; how much K and V can be squeezed has to be measured at the lengths that are served.
+
+# %% [markdown]
+# ### Going further: open the engine
 #
 # The engine's cache stores int8 in the same way (`LLM(kv_cache_dtype="int8")`). Its quantiser:
 
@@ -1592,8 +1632,8 @@ largest = int((data.int() - engines_data.int()).abs().max())
 print(f"{int((data != engines_data).sum())} of {data.numel():,} numbers differ, by at most {largest}")
 
 # %% [markdown]
-# **Question.** It multiplies by `q_max / absmax` and clamps to ±127; you divided by the scale and may not have clamped.
-# Can your division give 128?
+# **Question.** It multiplies by `q_max / absmax` and clamps to ±127; this section's divides by the scale and does not
+# clamp. Can that give 128?
 #
 # <details><summary>Answer</summary>
 #
@@ -1601,19 +1641,6 @@ print(f"{int((data != engines_data).sum())} of {data.numel():,} numbers differ, 
 # too; the clamp costs nothing and holds however a GPU rounds its division. The numbers that differ lie halfway between
 # two quantisation steps, up to the last bit, and may be rounded either way.
 # </details>
-
-# %% [markdown]
-# > **In production, 2026.** K and V stay in the model's dtype unless you ask: `kv_cache_dtype` is `auto` [in
-# > vLLM](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py),
-# > `--kv-cache-dtype auto` [in SGLang](https://docs.sglang.io/advanced_features/server_arguments.html), `dtype='auto'`
-# > [in TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html). The usual
-# > step down is fp8 with one scale per *tensor*, [1.0 in
-# > vLLM](https://docs.vllm.ai/en/v0.25.0/features/quantization/quantized_kvcache/) unless it is calibrated; your scheme
-# > is vLLM's `int8_per_token_head`. By roofline, 32 sequences of 8,192 tokens of an 8B model are 34.4 GB of K and V in
-# > bf16, 10.3 ms a step at an H100's 3.35 TB/s; in int8 5.3 ms.
-#
-# **Takeaway.** int8 with a scale per token and head takes 53 % of bf16's bytes at a head size of 64, and 52 % at 128,
-# and cost none of our needles; how much K and V can be squeezed has to be measured at the lengths that are served.
 
 # %% [markdown]
 # ### Going further: recent tokens in fp16, older ones in int8
@@ -1663,13 +1690,14 @@ for bits, q_max in {8: 127, 4: 7, 3: 3}.items():
 # %% [markdown]
 # **Read the result.** Scales per channel help K
 # most: at 4 bits its error falls from 20 % to 7 %, that of V from 12 % to 10 %. A few channels of K are large in every
-# token, because rotation leaves the slow ones nearly alone. That is KIVI's rule (arXiv:2402.02750) for 2 bits: keys per
+# token, and where rotation is slow they also stay in the same channel (KVQuant quantises K before the rotation for this
+# reason). That is KIVI's rule (arXiv:2402.02750) for 2 bits: keys per
 # channel, values per token. Its price is that a group has to be complete before it can be stored, so the newest tokens
 # wait in 16 bits. In 8 bits both errors are about 1 % or less, and an engine takes the simpler scheme.
 
 # %% [markdown]
 # ## 8. Reading the weights for many at once
-# <!-- minutes: 18 + 9 -->
+# <!-- minutes: 14 + 9 -->
 #
 # A decode step mostly reads weights, and uses each of them for a single token. The weights do not depend on the
 # sequence. So let several sequences take their step together: the weights are read **once for all of them**. K and V
@@ -1681,65 +1709,73 @@ from twophase_labs.decode import step_pictures
 step_pictures.draw_reuse()
 
 # %% [markdown]
-# The longer blue bar is paid once. That has an end: each further sequence also brings arithmetic, two operations per
-# weight. At some batch the arithmetic takes as long as the bytes, and from there on a larger batch takes proportionally
-# longer. This is the *ridge* of lab 2, seen from the side of the batch.
+# The longer bar is paid once. That has an end: each further sequence also brings arithmetic, two operations per weight.
+# At some batch the arithmetic of a product takes as long as reading its weights, and from there on a larger batch takes
+# proportionally longer. This is the *ridge* of lab 2, seen from the side of the batch.
 
 # %% tags=["setup"]
 import math
 
 # %% [markdown]
-# <!-- card 3.13 -->
-# `work` is what a step takes: `work.weight_bytes`, and for each sequence `work.kv_bytes` and `work.flops`. `machine`
-# has a `bandwidth` (bytes/s) and a `flop_rate`. Moving and computing overlap, so the slower of the two is the time:
+# <!-- card 3.12 -->
+# A step is a *sequence* of kernels: products with weights, then attention, layer by layer, each waiting for the one
+# before. Moving and computing overlap within a kernel, and not from one to the next. So there is a maximum for each
+# kind, and the two add up. `work` has `weight_bytes`, and for each sequence `weight_flops`, `kv_bytes` and
+# `attention_flops`; `machine` has a `bandwidth` (bytes/s) and a `flop_rate`.
 #
-# $$t(B) = \max\!\left(\frac{W + B\,k}{\text{bandwidth}},\; \frac{B\,f}{\text{rate}}\right)$$
+# $$t(B) = \max\!\left(\frac{W}{\text{bandwidth}},\; \frac{B\,f_W}{\text{rate}}\right)
+# + B \cdot \max\!\left(\frac{k}{\text{bandwidth}},\; \frac{f_A}{\text{rate}}\right)$$
 #
-# Then give the smallest whole batch whose arithmetic takes at least as long as its bytes, or `None` if there is none.
+# Then give the smallest whole batch whose *products* compute at least as long as they read.
 #
 # ```python
-# >>> model, gpu = LLAMA_3_8B.decode_work(context=0, bytes_per_value=2), A100
-# >>> ridge_batch(model, gpu)           # with no context this is the ridge of the machine, 200.6 FLOP per byte
+# >>> work = LLAMA_3_8B.decode_work(context=500, bytes_per_value=2)
+# >>> ridge_batch(work, A100)           # two bytes and two FLOPs per weight: the ridge of the machine, 200.6
 # 201
 # ```
 
 
-# %% tags=["exercise:3.13"]
+# %% tags=["exercise:3.12"]
 def step_seconds(work, machine, batch):
-    moving = (work.weight_bytes + batch * work.kv_bytes) / machine.bandwidth  # SOLUTION: seconds to move all bytes
-    computing = batch * work.flops / machine.flop_rate  # SOLUTION: seconds of arithmetic
-    return max(moving, computing)  # SOLUTION: the seconds of the step
+    bandwidth, rate = machine.bandwidth, machine.flop_rate
+    products = max(work.weight_bytes / bandwidth, batch * work.weight_flops / rate)  # SOLUTION: seconds of the products
+    attention = batch * max(work.kv_bytes / bandwidth, work.attention_flops / rate)  # SOLUTION: seconds of attention
+    return products + attention  # SOLUTION: the seconds of the step
 
 
 def ridge_batch(work, machine):
-    one_token, one_context = work.flops / machine.flop_rate, work.kv_bytes / machine.bandwidth  # seconds of each
-    gap = one_token - one_context  # SOLUTION: seconds of arithmetic less of moving, of one more sequence
-    if gap <= 0:  # SOLUTION: does the arithmetic never catch up?
-        return None
-    return math.ceil(work.weight_bytes / machine.bandwidth / gap)  # SOLUTION: the smallest batch where it has
+    one_token = work.weight_flops / machine.flop_rate  # seconds of its products, if they only computed
+    return math.ceil(work.weight_bytes / machine.bandwidth / one_token)  # SOLUTION: the smallest batch that computes
 
 
 # %%
-check("3.13")
+check("3.12")
 
 # %% [markdown]
-# **Think first.** Llama-3-8B in 16 bits leaves the memory-bound side of an A100 at 201 sequences. That is with empty
-# contexts. How many does it take with 500 tokens each? With 1,000?
+# **Think first.** The products of Llama-3-8B in 16 bits leave the memory-bound side of an A100 at 201 sequences. What
+# happens to the tokens per second above that, and what to the time between two tokens of a request?
 
 # %%
 # NBVAL_CHECK_OUTPUT
-step_seconds, ridge_batch = use("3.13")
-print("Llama-3-8B, 16 bits: the batch that leaves the memory-bound side")
-for context in (0, 100, 300, 500, 1_000, 8_000):
-    work = LLAMA_3_8B.decode_work(context, bytes_per_value=2)
-    on_a100, on_h100 = (ridge_batch(work, gpu) or "never" for gpu in (A100, H100))
-    print(f"context {context:>5,}:  A100 {on_a100:>6}  H100 {on_h100:>6}")
+from twophase_labs.decode.decode_work import LLAMA_3_8B, SMOLLM2
+
+step_seconds, ridge_batch = use("3.12")
+for gpu in (A100, H100):
+    ridge = ridge_batch(LLAMA_3_8B.decode_work(0, bytes_per_value=2), gpu)
+    print(f"{gpu.name}, Llama-3-8B, 16 bits: products are compute-bound from a batch of {ridge} on")
+    for context in (0, 500, 1_000):
+        work = LLAMA_3_8B.decode_work(context, bytes_per_value=2)
+        steps = {batch: step_seconds(work, gpu, batch) for batch in (64, ridge, 512)}
+        shown = ", ".join(f"{b} x {1e3 * s:4.1f} ms = {b / s:6,.0f}/s" for b, s in steps.items())
+        print(f"  context {context:5,}: {shown}")
 
 # %% [markdown]
-# **Read the result.** With a thousand tokens of context *no* batch is large enough: reading one sequence's K and V
-# takes longer than all the arithmetic of its token. Batching pays for the weights, not for the cache. This is why the
-# cache is made smaller by every means (grouped heads in lab 1, bytes in section 7), and why decode on a GPU stays
-# memory-bound in practice.
+# **Read the result.** The ridge does not depend on the context: it is that of the products. Above it **tokens per
+# second stand still, and every request waits longer for its next token**: with 500 tokens each, 512 sequences give as
+# many per second as 201, at more than twice the step. Below it batching pays, and the less, the longer the contexts
+# are: a batch shares the weight reads; every sequence still reads its own KV cache. This is why the cache is made
+# smaller by every means (grouped heads in lab 1, MLA, bytes in section 7). (A model that takes one maximum over all
+# bytes and all FLOPs of a step promises up to half as much again, for it lets K and V move while weights multiply.)
 
 # %% [markdown]
 # **Think first.** SmolLM2 on this machine, contexts of 64 tokens. How many times as many tokens per second do 16
@@ -1750,24 +1786,24 @@ from twophase_labs.decode.clocked_steps import BATCH_CONTEXT, this_machine, time
 
 here, small_work = this_machine(), SMOLLM2.decode_work(BATCH_CONTEXT, bytes_per_value=4)
 print(f"this machine: {here.bandwidth / 1e9:.1f} GB/s copied, {here.flop_rate / 1e9:.0f} GFLOP/s in float32")
-print(f"SmolLM2 leaves the memory-bound side at a batch of {ridge_batch(small_work, here)}, by your formula")
+print(f"SmolLM2's products leave the memory-bound side at a batch of {ridge_batch(small_work, here)}, by your formula")
 
 # %%
 steps = times_by_batch()
+least = {batch: step_seconds(small_work, here, batch) for batch in steps}
 for batch, s in steps.items():
-    least_s = step_seconds(small_work, here, batch)
-    print(f"batch {batch:>2}: {1e3 * s:6.1f} ms a step, at least {1e3 * least_s:5.1f}; {batch / s:4.0f} tokens/s")
+    print(f"batch {batch:>2}: {1e3 * s:6.1f} ms a step, at least {1e3 * least[batch]:5.1f}; {batch / s:4.0f} tokens/s")
 print(f"16 sequences together: {(16 / steps[16]) / (1 / steps[1]):.1f} times the tokens per second of one")
 
 # %%
-step_pictures.draw_batching(steps, small_work, here, ridge_batch(small_work, here))
+step_pictures.draw_batching(steps, least, ridge_batch(small_work, here))
 
 # %% [markdown]
-# **Read the result.** On the left the points follow the roof of memory: the step waits for the same weights, whatever
-# the batch. To the right of the line they bend towards the roof of arithmetic. They stay below both: a step also makes
-# about 2,000 small calls, and a product with a few rows does not reach the rate of a large square one. (The roofs are
-# measured, too. If this machine was busy with something else meanwhile, a point may be above one; if all points lie far
-# below, run the cells again.)
+# **Read the result.** A larger batch gives more tokens per second, far less than proportionally more time per step, and
+# stays below its bound at every size. Compare the first points: if a step of 2 takes longer than a step of 4, that is
+# the library. It picks another kernel for every small number of rows, and its kernels for 2 and 3 rows may read the
+# weights more slowly than the one for 4; small products are where libraries differ most. A step also makes about 1,700
+# small calls. (The bound uses the rate of a *copy*; and if this machine was busy meanwhile, run the cells again.)
 #
 # In one formula: a step of one sequence with $t$ tokens of context takes $T(t) = a + b\,t$. The constant $a$ is the
 # weights and the fixed price of section 2, the slope $b$ is K and V; a batch shares $a$.
@@ -1785,8 +1821,9 @@ step_pictures.draw_batching(steps, small_work, here, ridge_batch(small_work, her
 # > in 4.5 ms: at most 223 tokens per second for one sequence. 64 sequences of 1,000 tokens each add 8.4 GB and 2.5 ms a
 # > step, and give about 9,160.
 #
-# **Takeaway.** For Llama-3-8B in 16 bits the arithmetic of an A100 catches up at a batch of 201 with empty contexts,
-# and never with 1,000 tokens each: batching divides the constant of a step's time, a + b t, and not its slope.
+# **Takeaway.** In 16 bits, the products of a dense model are compute-bound from a batch of 201 on an A100 with 40 GB
+# (153 with 80 GB) and 296 on an H100, whatever the context; above it more sequences make each wait longer, and no token
+# more comes out per second. Batching divides the constant of a step's time, a + b t, and not its slope.
 
 # %% [markdown]
 # ### Going further: a constant and a slope, and CUDA graphs
@@ -1809,10 +1846,10 @@ print(f"a = b t at t = {a / b:,.0f} tokens; by bytes alone at {least_a / least_b
 step_pictures.draw_step_time(by_context, a, b, least_a, least_b)
 
 # %% [markdown]
-# **Read the result.** A straight line. At short contexts the slope disappears beside the constant, which is where the
-# belief in a constant time per token comes from.
+# **Read the result.** A straight line, not a "sub-linear" one as is sometimes printed. At short contexts the slope
+# disappears beside the constant, which is where the belief in a constant time per token comes from.
 #
-# - **a** is the weights, and the fixed price of a step: Python, about 2,000 small calls, sampling.
+# - **a** is the weights, and the fixed price of a step: Python, about 1,700 small calls, sampling.
 # - **b** is K and V. It is above the bound, and gathering explains a factor of at least three of that: this backend
 #   (plain PyTorch) copies the blocks before it attends to them. The rest is masks, a softmax and products in small
 #   pieces, which read more slowly than a copy does. A kernel like yours reads each block once, where it is.
@@ -1832,10 +1869,10 @@ together_s = seconds(lambda: one.add_(1), repeats=5)
 print(f"300 additions, a call each: {1e6 * separate_s:.0f} µs; in one call: {1e6 * together_s:.1f} µs")
 
 # %% [markdown]
-# The additions cost nothing, the calls do. On a GPU the same thing is called **launch overhead**: the CPU prepares each
-# kernel and hands it over. When kernels are long, that happens while the previous one runs. A decode step has many
-# short ones, and the GPU waits for the CPU. A **CUDA graph** records the launches of one step and replays all of them
-# with a single call. It saves the calls, not the work.
+# The arithmetic is negligible; the launch of each operation is what takes time. On a GPU the same thing is called
+# **launch overhead**: the CPU prepares each kernel and hands it over. When kernels are long, that happens while the
+# previous one runs. A decode step has many short ones, and the GPU waits for the CPU. A **CUDA graph** records the
+# launches of one step and replays all of them with a single call. It saves the calls, not the work.
 #
 # The recording is fixed: the same kernels, the same shapes, the same addresses. So inputs are copied to the recorded
 # buffers, and batches and contexts are rounded up to a few sizes. The engine's version (drafts are lab 5's; without
@@ -1853,7 +1890,7 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
     print(f"{num_seqs:3} decodes run in the graph of {rows:3} rows, {1 - num_seqs / rows:4.0%} of them padding")
 
 # %% [markdown]
-# **Question.** A padded row is a sequence of length 0. Which line of your 3.10 makes that harmless, and what would go
+# **Question.** A padded row is a sequence of length 0. Which line of your 3.9 makes that harmless, and what would go
 # wrong without it?
 #
 # <details><summary>Answer</summary>
@@ -1866,19 +1903,19 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 # %% [markdown]
 # > **In production, 2026.** Graphs are on by default: vLLM's `cudagraph_mode` is
 # > [`FULL_AND_PIECEWISE`](https://docs.vllm.ai/en/latest/design/cuda_graphs/), full graphs for batches of decodes and
-# > piecewise ones for the rest; SGLang has
-# > [`--disable-cuda-graph`](https://docs.sglang.io/advanced_features/server_arguments.html), off by default, and pads
-# > batches unless `--disable-cuda-graph-padding`; TensorRT-LLM's
+# > piecewise ones for the rest; SGLang has [`--disable-decode-cuda-graph` and
+# > `--disable-prefill-cuda-graph`](https://docs.sglang.io/advanced_features/server_arguments.html), both off by default
+# > (`--disable-cuda-graph` is a hidden alias), and pads batches; TensorRT-LLM's
 # > [`DecodeCudaGraphConfig`](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/DecodeCudaGraphConfig.html)
-# > covers batches up to 128 unless told otherwise. By roofline, SmolLM2's 0.269 GB in bf16 take an H100 80 µs, 40 ns
-# > per call if there were 2,000, as here: without a graph, a small model on a fast GPU decodes at the speed of its CPU.
+# > covers batches up to 128 unless told otherwise. By roofline, SmolLM2's 0.269 GB in bf16 take an H100 80 µs, 50 ns
+# > per call if there were 1,650, as here: without a graph, a small model on a fast GPU decodes at the speed of its CPU.
 
 # %% [markdown]
 # ## 9. Capstone: your decode phase in the engine
-# <!-- minutes: 23 -->
+# <!-- minutes: 15 -->
 #
 # You have the parts of a decode phase: a pool, block tables and forks (3.2 to 3.4), a kernel that splits the keys
-# (3.10), a merge (3.11), and a kernel for when there is nothing to split (3.7). The engine keeps its scheduler, its
+# (3.9), a merge (3.10), and a kernel for when there is nothing to split (3.6). The engine keeps its scheduler, its
 # model and its prefill; memory and decode attention become yours.
 
 # %% [markdown]
@@ -1907,10 +1944,10 @@ from twophase_labs.decode.own_cache import OwnCache
 from twophase_labs.kit.own_attention import OwnAttention
 
 # %% [markdown]
-# <!-- card 3.14 -->
+# <!-- card 3.13 -->
 # Open an engine on your parts. `decode` gets what the engine has, `q` `[B, H, D]`, K and V, `block_tables`, `seq_lens`
-# and the scale, and returns `[B, H, D]`: with one split by your 3.7 (`launch_paged_decode`), with more by your 3.10
-# (`launch_paged_decode_split`) and 3.11. `cache` is called once, when the engine opens.
+# and the scale, and returns `[B, H, D]`: with one split by your 3.6 (`launch_paged_decode`), with more by your 3.9
+# (`launch_paged_decode_split`) and 3.10. `cache` is called once, when the engine opens.
 #
 # ```python
 # llm = own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16)
@@ -1919,7 +1956,7 @@ from twophase_labs.kit.own_attention import OwnAttention
 # ```
 
 
-# %% tags=["exercise:3.14"]
+# %% tags=["exercise:3.13"]
 def own_engine(model, block_size, num_blocks, num_splits=2, **options):
     def decode(q, k_cache, v_cache, block_tables, seq_lens, scale):
         inputs = q, k_cache, v_cache, block_tables, seq_lens, scale
@@ -1944,7 +1981,7 @@ def own_engine(model, block_size, num_blocks, num_splits=2, **options):
 
 
 # %%
-check("3.14")
+check("3.13")
 
 # %% [markdown]
 # ### The real model
@@ -1954,7 +1991,7 @@ check("3.14")
 
 # %%
 # needs: triton
-own_engine = use("3.14")
+own_engine = use("3.13")
 llm = own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)
 fullest = block_pictures.fullest_moment(llm.scheduler.cache)
 requests = {
@@ -2035,7 +2072,7 @@ run_pictures.draw_timeline(llm.engine.trace, names)
 # ### The first cell again, with your work in place
 #
 # The lab began with one token that took many times as long as its arithmetic. Here is the same measurement, on an
-# engine with *your* pool, tables, forks and kernel. The kernel is 3.7: on one thread there is nothing to split for.
+# engine with *your* pool, tables, forks and kernel. The kernel is 3.6: on one thread there is nothing to split for.
 # Your allocator is what lets more than one sequence share a step. (If a larger batch takes *longer* per token, or your
 # batch of 1 much longer than the first cell's, something else was running: run it again.)
 
@@ -2065,37 +2102,42 @@ step_pictures.draw_closing(per_token_s, step_s, arithmetic_s)
 
 # %% [markdown]
 # ## 10. Knowledge check
-# <!-- minutes: 14 -->
+# <!-- minutes: 9 -->
 #
 # Three questions over the whole lab.
 
 # %% [markdown]
-# <!-- card 3.15 -->
-# In $T(t) = a + b\,t$ of section 8, what does each of these change? (A CUDA graph launches all kernels of a step with
-# one call.) **a** the constant $a$ · **b** the slope $b$ · **c** both · **d** neither (or next to nothing)
+# <!-- card 3.14 -->
+# Both phases, stage by stage: what does each wait for, and what helps? Each letter once. **a** arithmetic: compute
+# fewer tokens (a cached prefix), or in fewer bits · **b** bytes between kernels: tiles and fusion · **c** bytes of
+# weights: more sequences in the step, or weights in fewer bits · **d** bytes of K and V: fewer KV heads, or fewer bits;
+# a larger batch brings its own · **e** launches: a CUDA graph
 
-# %% tags=["exercise:3.15"]
-answer_3_15 = {
-    "weights in int8": "a",  # SOLUTION: a letter
-    "K and V in int8": "b",  # SOLUTION: a letter
-    "half as many layers": "c",  # SOLUTION: a letter
-    "twice the memory bandwidth": "c",  # SOLUTION: a letter
-    "fewer kernel launches (a CUDA graph)": "a",  # SOLUTION: a letter
-    "a block size of 32 instead of 16": "d",  # SOLUTION: a letter
+# %% tags=["exercise:3.14"]
+answer_3_14 = {
+    "projections, a prompt of 4,000 tokens": "a",  # SOLUTION: a letter
+    "attention through a score matrix, a prompt of 4,000 tokens": "b",  # SOLUTION: a letter
+    "projections, a step of 4 sequences": "c",  # SOLUTION: a letter
+    "attention, a step of 64 sequences of 8,000 tokens": "d",  # SOLUTION: a letter
+    "a step of SmolLM2 for one sequence, on an H100": "e",  # SOLUTION: a letter
 }
 
 # %%
-check("3.15")
+check("3.14")
 
 # %% [markdown]
-# <!-- card 3.16 -->
+# (The advice "large batches for prefill, small ones for decode", often printed, is in none of the five: a long prompt
+# is compute-bound by itself, and decode is what a larger batch helps.)
+
+# %% [markdown]
+# <!-- card 3.15 -->
 # A decode kernel with blocks of 16, and what its tests say. Which bug is it? **a** no mask on the tail of the last
 # block · **b** the row of the block table, or its stride · **c** an empty split is not guarded: minus infinity minus
 # minus infinity is NaN · **d** the head stride of the cache, or `h % H_kv` for `h // G` · **e** LSE in another base
 # than the merge takes it for
 
-# %% tags=["exercise:3.16"]
-answer_3_16 = {
+# %% tags=["exercise:3.15"]
+answer_3_15 = {
     "right for one KV head, wrong for several": "d",  # SOLUTION: a letter
     "right for lengths 16, 32, 48, wrong in between": "a",  # SOLUTION: a letter
     "every split right by itself, the merged result off": "e",  # SOLUTION: a letter
@@ -2104,10 +2146,10 @@ answer_3_16 = {
 }
 
 # %%
-check("3.16")
+check("3.15")
 
 # %% [markdown]
-# <!-- card 3.17 -->
+# <!-- card 3.16 -->
 # A service runs Llama-3-8B in bf16 (16 GB of weights, 131,072 bytes of K and V per token) on one card of 141 GB and 4.8
 # TB/s, with graphs: 64 conversations of 8,192 tokens in every step. Tokens come too slowly; each step
 # has to become at least a third shorter. Which single change does it?
@@ -2117,11 +2159,11 @@ check("3.16")
 # **c** K and V in int8<br/>
 # **d** split-KV with eight splits
 
-# %% tags=["exercise:3.17"]
-answer_3_17 = "c"  # SOLUTION: one letter
+# %% tags=["exercise:3.16"]
+answer_3_16 = "c"  # SOLUTION: one letter
 
 # %%
-check("3.17")
+check("3.16")
 
 # %% [markdown]
 # ### Principles
@@ -2129,7 +2171,7 @@ check("3.17")
 # 1. **Decode waits for bytes.** Count what a step reads, divide by the bandwidth, and you have the bound; then ask
 #    where the rest of the time goes.
 # 2. **Weights are shared, caches are not.** Batching divides the first by the batch; only smaller K and V (fewer
-#    heads, fewer bits, fewer tokens) help with the second.
+#    heads, fewer bits, fewer tokens) help with the second. A step is a sum of kernels, each with its own bound.
 # 3. **A refusal changes nothing.** An allocator that fails half-way has lost a block, or given it to two sequences.
 # 4. **Test contents, not shapes.** A stale block has the right shape. Let an oracle remember what was written where.
 # 5. **Read where it is.** A gather moves the same bytes three times; a look-up inside the kernel moves them once.
@@ -2157,7 +2199,9 @@ check("3.17")
 #
 # - Efficient Memory Management for Large Language Model Serving with PagedAttention, arXiv:2309.06180: blocks, block
 #   tables, copy-on-write.
-# - FlashInfer, arXiv:2501.01005: attention kernels for serving, with merged partial results.
+# - FlashInfer, arXiv:2501.01005: attention kernels for serving, with balanced plans and merged partial results.
+# - DeepSeek-V2, arXiv:2405.04434: multi-head latent attention. Models of 2026 also replace K and V in most layers by a
+#   state of fixed size (Gated DeltaNet, Mamba), or read a few chosen blocks (DeepSeek's sparse attention).
 # - Fast Transformer Decoding: One Write-Head is All You Need, arXiv:1911.02150: why decode waits for memory.
 # - Efficiently Scaling Transformer Inference, arXiv:2211.05102: batch, context and bytes for large models.
 # - KIVI, arXiv:2402.02750, and KVQuant, arXiv:2401.18079: K and V in 2 to 4 bits, and why keys want other scales than

@@ -91,10 +91,14 @@ def draw_steps(curves: Mapping[str, Sequence[float]], first_length: int) -> Figu
     for i, ((name, elapsed_s), colour, (marker, _)) in enumerate(zip(curves.items(), COLOURS, STYLES, strict=False)):
         lengths = range(first_length, first_length + len(elapsed_s))
         # Open and larger from the second curve on, so that a point of the first shows through one at its place.
-        style = {"markersize": 4} if i == 0 else {"markersize": 6, "markerfacecolor": "none"}
+        style = {"markersize": 4} if i == 0 else {"markersize": 5, "markerfacecolor": "none"}
         axes[0].plot(lengths, [s * 1e3 for s in elapsed_s], marker, color=colour, label=name, **style)
     axes[0].set(xlabel="tokens in the text before the pass", ylabel="time of the pass (ms)")
-    axes[0].set_ylim(bottom=0)
+    if len(curves) > 1:
+        axes[0].set_yscale("log")  # else the passes with a cache lie on the axis
+        axes[0].yaxis.set_major_formatter("{x:g}")
+    else:
+        axes[0].set_ylim(bottom=0)
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_title("Time of each pass", loc="left")
     axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
@@ -106,7 +110,9 @@ def draw_per_token(per_token_s: Mapping[str, float]) -> Figure:
     figure, axes = row_of_axes(1, 8, 0.9 + 0.5 * len(per_token_s))
     milliseconds = [1e3 * s for s in per_token_s.values()]
     rows = range(len(milliseconds))
-    axes[0].barh(rows, milliseconds, 0.6, color=[COLOURS[min(row, 1)] for row in rows])
+    axes[0].barh(
+        rows, milliseconds, 0.6, color=[COLOURS[1 if row == 0 else 0] for row in rows]
+    )  # prefill orange, decode blue
     for row, value in enumerate(milliseconds):
         times = "" if row == 0 else f", {value / milliseconds[0]:.1f} times as long"
         axes[0].text(value, row, f" {value:.1f} ms{times}", va="center", color=INK)

@@ -1,4 +1,4 @@
-"""Pictures of blocks: a sequence that grows into them, a copy on write, which sequences hold which, what is read."""
+"""Pictures of blocks: a sequence that grows into them, a copy on write, which sequences hold which."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,9 +7,7 @@ import matplotlib.pyplot as plt
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from torch import Tensor
 
-from twophase_labs.decode.decode_pictures import visible_shades
 from twophase_labs.kit.draw import done
 from twophase_labs.machine.pictures import COLOURS, EMPTY, INK, LINE
 
@@ -133,23 +131,3 @@ def fullest_moment(cache: Any) -> dict[str, tuple[tuple[int, ...], int]]:
 
     cache.grow = noted
     return tables
-
-
-def draw_reads(weights: Tensor, lengths: Sequence[int], page: int, title: str) -> Figure:
-    """Which slots of the pool each sequence reads: `weights[b, slot]`, darker is more."""
-    num_sequences, num_slots = weights.shape
-    figure, axes = plt.subplots(figsize=(10.5, 1.3 + 0.45 * num_sequences), facecolor="white")
-    shades = visible_shades(weights)
-    axes.imshow(shades, cmap="Greys", vmin=0, vmax=1.1, aspect="auto", interpolation="nearest")
-    for block in range(num_slots // page):
-        axes.axvline(block * page - 0.5, color=COLOURS[0], linewidth=1.2)
-    names = [f"{chr(65 + b)}, {length} token{'s' * (length > 1)}" for b, length in enumerate(lengths)]
-    axes.set_yticks(range(num_sequences), names)
-    axes.set_yticks([row - 0.5 for row in range(1, num_sequences)], minor=True)
-    axes.grid(which="minor", axis="y", color=LINE, linewidth=0.8)
-    centres = [block * page + (page - 1) / 2 for block in range(num_slots // page)]
-    axes.set_xticks(centres, [f"block {block}" for block in range(num_slots // page)])
-    axes.set_xlabel(f"slot of the pool, {page} to a block; white is not read, darker is more weight")
-    axes.tick_params(length=0, which="both")
-    axes.set_title(title, loc="left")
-    return done(figure)

@@ -18,13 +18,15 @@ class DecodeWork:
 
     Attributes:
         weight_bytes: All matrices that a token goes through.
+        weight_flops: Of one sequence's token, in its products with them: two per weight.
         kv_bytes: K and V of one sequence's context.
-        flops: Of one sequence's token: two per weight, and attention over its context.
+        attention_flops: Of one sequence's token, over its context.
     """
 
     weight_bytes: int
+    weight_flops: int
     kv_bytes: int
-    flops: int
+    attention_flops: int
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,16 @@ class Shape:
 
     def decode_work(self, context: int, bytes_per_value: int) -> DecodeWork:
         per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim  # K and V values
-        attention_flops = 4 * self.num_layers * self.num_heads * self.head_dim * context
         return DecodeWork(
             weight_bytes=self.num_weights * bytes_per_value,
+            weight_flops=2 * self.num_weights,
             kv_bytes=per_token * context * bytes_per_value,
-            flops=2 * self.num_weights + attention_flops,
+            attention_flops=4 * self.num_layers * self.num_heads * self.head_dim * context,
         )
 
 
 SMOLLM2 = Shape(30, 576, 1536, 9, 3, 64, 49_152)
 LLAMA_3_8B = Shape(32, 4096, 14_336, 32, 8, 128, 128_256)
 # Dense 16-bit rates and memory bandwidths from the data sheets of the 40 GB A100 and the H100 SXM.
-A100 = Machine("A100", bandwidth=1.555e12, flop_rate=312e12)
+A100 = Machine("A100 40 GB", bandwidth=1.555e12, flop_rate=312e12)
 H100 = Machine("H100", bandwidth=3.35e12, flop_rate=989e12)

@@ -6,7 +6,7 @@ from twophase_labs.kit.open_engine import Excerpt
 from twophase_labs.machine.lab import Workbook, exercise_of
 from twophase_labs.machine.notebooks import nbformat
 
-EXERCISE, NAME = "2.12", "02_prefill"
+EXERCISE, NAME = "2.8", "02_prefill"
 BEGIN = '    """One program'
 
 

@@ -24,6 +24,7 @@ def launch_paged_decode(
     *,
     out: Tensor | None = None,
     block_n: int | None = None,
+    **options: Any,
 ) -> Tensor:
     """Attention of one query per sequence over its pages: a program per (sequence, KV head).
 
@@ -34,6 +35,7 @@ def launch_paged_decode(
         scale: Factor on Q.K.
         out: [B, H, D] to write to; allocated by default.
         block_n: Keys per tile, a power of two from 16; by default `keys_per_tile`.
+        options: `num_warps` and `num_stages`, on a GPU.
     """
     q = q.contiguous()
     num_sequences, num_heads, head_dim = q.shape
@@ -43,7 +45,7 @@ def launch_paged_decode(
         q, k_cache, v_cache, block_tables, seq_lens, out, scale * LOG2_E, block_tables.stride(0),
         H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
         BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
-        BLOCK_N=block_n or keys_per_tile(k_cache),
+        BLOCK_N=block_n or keys_per_tile(k_cache), **options,
     )  # fmt: skip
     return out
 

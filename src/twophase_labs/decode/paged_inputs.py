@@ -23,12 +23,6 @@ class PagedInputs:
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float]:
         return self.q, self.k_cache, self.v_cache, self.block_tables, self.seq_lens, self.scale
 
-    def slots(self, sequence: int) -> list[int]:
-        """The sequence's slots, in the order of its tokens."""
-        page = self.k_cache.shape[2]
-        blocks = self.block_tables[sequence].tolist()
-        return [blocks[p // page] * page + p % page for p in range(int(self.seq_lens[sequence]))]
-
 
 def random_pages(
     lengths: Sequence[int],
@@ -56,13 +50,6 @@ def random_pages(
     q = 4 * torch.randn(len(lengths), num_kv_heads * group, head_dim, generator=generator)
     seq_lens = torch.tensor(list(lengths), dtype=torch.int32)
     return PagedInputs(q, k, v, tables, seq_lens, head_dim**-0.5)
-
-
-def one_hot_values(v_cache: Float[Tensor, "N H_kv PAGE D"]) -> Float[Tensor, "N H_kv PAGE D"]:
-    """V of slot s is the unit vector e_s, so that attention's output is the weight of every slot in the pool."""
-    num_blocks, num_kv_heads, page, head_dim = v_cache.shape
-    units = torch.eye(num_blocks * page, head_dim).unflatten(0, (num_blocks, page))
-    return units[:, None].expand(num_blocks, num_kv_heads, page, head_dim).contiguous()
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,17 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from twophase_labs.decode.decode_work import DecodeWork, Machine
 from twophase_labs.kit.draw import done
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
 
 
-def draw_batching(step_s: Mapping[int, float], work: DecodeWork, machine: Machine, ridge: int | None) -> Figure:
-    """Measured tokens/s, under the roof of memory and the roof of arithmetic; `ridge` is the batch where they meet."""
-    batches = np.array(sorted(step_s))
-    fine = np.geomspace(batches[0], batches[-1], 200)
-    memory = fine * machine.bandwidth / (work.weight_bytes + fine * work.kv_bytes)
-    arithmetic = np.full_like(fine, machine.flop_rate / work.flops)
+def draw_batching(step_s: Mapping[int, float], least_s: Mapping[int, float], ridge: int) -> Figure:
+    """Measured tokens/s under the bound of weights, arithmetic and K/V; `ridge` is where the products meet the roof."""
+    batches = sorted(step_s)
     figure, axes = plt.subplots(figsize=(7.6, 4), facecolor="white")
-    axes.loglog(fine, memory, "--", color=COLOURS[0], label="roof: bytes from memory")
-    axes.loglog(fine, arithmetic, ":", color=COLOURS[5], linewidth=2, label="roof: arithmetic")
-    axes.loglog(batches, [b / step_s[int(b)] for b in batches], "o-", color=INK, label="measured")
-    if ridge is not None and ridge <= batches[-1]:
+    axes.loglog(batches, [b / least_s[b] for b in batches], "s--", color=COLOURS[5], label="bound, kernel by kernel")
+    axes.loglog(batches, [b / step_s[b] for b in batches], "o-", color=COLOURS[0], label="measured")
+    if ridge <= batches[-1]:
         axes.axvline(ridge, color=LINE, linewidth=1)
         axes.annotate(f" batch {ridge}", (ridge, 0.93), xycoords=("data", "axes fraction"), color=INK)
     axes.set_xticks(batches, [str(b) for b in batches])
@@ -59,7 +54,7 @@ def draw_reuse(batches: tuple[int, ...] = (1, 2, 4)) -> Figure:
         axes.barh(row, 8, 0.6, color=COLOURS[0], alpha=0.75, edgecolor="white")
         axes.text(4, row, "weights, once", ha="center", va="center", color="white")
         for i in range(batch):
-            axes.barh(row, 0.9, 0.6, left=8 + i, color=COLOURS[1], alpha=0.8, edgecolor="white", hatch="//")
+            axes.barh(row, 0.9, 0.6, left=8 + i, color=COLOURS[4], alpha=0.8, edgecolor="white", hatch="//")
             axes.text(8.45 + i, row, f"KV {i}", ha="center", va="center", fontsize=8, color=INK)
         axes.text(8.2 + batch, row, f"-> {batch} token{'s' * (batch > 1)}", va="center", color=INK)
     axes.set_yticks(range(len(batches)), [f"batch {batch}" for batch in batches])

@@ -45,7 +45,7 @@ def show_compiled(compiled: Compiled, keys_per_turn: int) -> None:
     if report.loop:
         per_key = report.loop_instructions / keys_per_turn
         loop = f"a turn of the loop: {report.loop_instructions} instructions of each warp, {per_key:.1f} per key"
-    print(f"{loop}; loads under way: {report.bytes_in_flight:,} bytes at most")
+    print(f"{loop}; loads in flight: {report.bytes_in_flight:,} bytes at most")
     shared = f"{report.shared_bytes:,} bytes, {report.conflicts} bank conflicts"
     print(f"{report.registers} registers a thread, {report.stack_bytes} bytes spilled; shared memory: {shared}")
     print("room on a multiprocessor (as if the code for each card took the same registers and shared memory):")
@@ -56,7 +56,7 @@ def show_compiled(compiled: Compiled, keys_per_turn: int) -> None:
 
 
 def show_beside(reports: Mapping[str, KernelReport]) -> None:
-    """Prints a column for each kernel: what a load of K moves, and how many bytes are under way, of a program and of
+    """Prints a column for each kernel: what a load of K moves, and how many bytes are in flight, of a program and of
     all programs that an H100's multiprocessor (SM) has room for."""
     rows: dict[str, list[str]] = {}
     for report in reports.values():
@@ -66,12 +66,12 @@ def show_beside(reports: Mapping[str, KernelReport]) -> None:
             "a load of K: sectors a request": f"{load.sectors_per_request:.1f}",
             "  at least": f"{load.least_per_request:.1f}",
             "sectors of all loads": f"{moved:,}",
-            "bytes under way in a program": f"{report.bytes_in_flight:,}",
+            "bytes in flight in a program": f"{report.bytes_in_flight:,}",
             "registers a thread": f"{report.registers}",
             "shared memory, bytes": f"{report.shared_bytes:,}",
             "programs on an H100's SM": f"{found.blocks}",
             "  limited by": found.limited_by,
-            "bytes under way on the SM": f"{found.blocks * report.bytes_in_flight:,}",
+            "bytes in flight on the SM": f"{found.blocks * report.bytes_in_flight:,}",
         }
         for what, value in column.items():
             rows.setdefault(what, []).append(value)

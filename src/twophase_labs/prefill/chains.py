@@ -1,9 +1,8 @@
-"""Chains of small operations between the matrix products of a layer, step by step, and the bytes that they move."""
+"""The small operations between the matrix products of a layer, step by step, and the bytes that they move."""
 
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,20 +16,6 @@ def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: int | float) -
     roots = shifted.rsqrt()
     scaled = h * roots
     return scaled * weight, h
-
-
-def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    sigmoid = gate.sigmoid()
-    silu = gate * sigmoid
-    return silu * up
-
-
-def silu_mul_by_rows(gate: Tensor, up: Tensor, num_rows: int) -> Tensor:
-    """The same three operations on so few rows at a time that what is between them stays in a CPU's cache."""
-    out = torch.empty_like(gate)
-    for g, u, o in zip(gate.split(num_rows), up.split(num_rows), out.split(num_rows), strict=True):
-        torch.mul(g.sigmoid().mul_(g), u, out=o)
-    return out
 
 
 class _Noting(TorchDispatchMode):

@@ -1,5 +1,6 @@
 """The engine as lab 2 runs it, with the learner's pieces in it."""
 
+import gc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -90,7 +91,16 @@ def prompt_rate(llm: Any, num_prompt: int = 256) -> float:
     return num_prompt / seconds(lambda: read(2_000))
 
 
-def open_own_engine(**pieces: Any) -> Any:
+def chunked_prompt_s(size: int, num_prompt: int, **pieces: Any) -> float:
+    """Seconds in which an engine with these pieces reads a prompt, `size` tokens in a step at most."""
+    llm = open_own_engine(max_num_batched_tokens=size, max_num_seqs=1, **pieces)
+    elapsed_s = num_prompt / prompt_rate(llm, num_prompt)
+    del llm
+    gc.collect()  # an engine refers to itself in circles
+    return elapsed_s
+
+
+def open_own_engine(max_num_batched_tokens: int = 2048, max_num_seqs: int = 8, **pieces: Any) -> Any:
     """SmolLM2 with the pieces of `OwnPieces`."""
     from twophase import LLM
 
@@ -98,5 +108,6 @@ def open_own_engine(**pieces: Any) -> Any:
         attention_backend=lambda spec: OwnPieces(spec, **pieces),
         dtype="float32",
         num_kv_blocks=64,
-        max_num_seqs=8,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
     )

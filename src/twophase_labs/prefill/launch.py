@@ -20,6 +20,29 @@ def padded(n: int) -> int:
     return max(16, next_power_of_2(n))
 
 
+def launch_flash_attention(
+    kernel: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: int | float,
+    *,
+    block_m: int = BLOCK_M,
+    block_n: int = BLOCK_N,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(out [L, D], LSE base 2 fp32 [L]) of one causal head, q, k and v contiguous [L, D]; a program per query tile."""
+    length, head_dim = q.shape
+    out = torch.empty_like(q) if out is None else out
+    lse = torch.empty(length, device=q.device) if lse is None else lse
+    kernel[(cdiv(length, block_m),)](
+        q, k, v, out, lse, scale * LOG2_E, length,
+        D=head_dim, BLOCK_M=block_m, BLOCK_D=padded(head_dim), BLOCK_N=block_n,
+    )  # fmt: skip
+    return out, lse
+
+
 def launch_paged_prefill(
     kernel: Any,
     q: Tensor,

@@ -206,7 +206,7 @@ def draw_chunks(num_tokens: int, chunk: int) -> Figure:
         for query in range(first, first + rows):
             for key in range(first + rows):
                 old = key < first
-                colour = EMPTY if key > query else COLOURS[1] if old else COLOURS[0]
+                colour = EMPTY if key > query else COLOURS[4] if old else COLOURS[1]
                 hatch = "//" if old else ""
                 box = Rectangle((key, query), 0.92, 0.92, facecolor=colour, edgecolor=LINE, hatch=hatch, alpha=0.85)
                 axes.add_patch(box)
@@ -217,8 +217,8 @@ def draw_chunks(num_tokens: int, chunk: int) -> Figure:
     panels[-1].set_xticks([k + 0.45 for k in range(num_tokens)], [str(k) for k in range(num_tokens)])
     panels[-1].set_xlabel("key at position")
     handles = [
-        Patch(facecolor=COLOURS[1], hatch="//", edgecolor=LINE, label="from the cache, written by earlier chunks"),
-        Patch(facecolor=COLOURS[0], edgecolor=LINE, label="of this chunk"),
+        Patch(facecolor=COLOURS[4], hatch="//", edgecolor=LINE, label="from the cache, written by earlier chunks"),
+        Patch(facecolor=COLOURS[1], edgecolor=LINE, label="of this chunk"),
         Patch(facecolor=EMPTY, edgecolor=LINE, label="hidden"),
     ]
     panels[0].legend(handles=handles, loc="upper right", fontsize=8)
@@ -230,7 +230,7 @@ def draw_chunk_rates(rates: Mapping[int, float], bound: Mapping[int, float], flo
     sizes = sorted(rates)
     figure, axes = plt.subplots(figsize=(7.4, 4.2), facecolor="white", layout="constrained")
     axes.loglog(sizes, [bound[n] / 1e9 for n in sizes], "s--", color=COLOURS[5], label="bound of the two roofs")
-    axes.loglog(sizes, [rates[n] / 1e9 for n in sizes], "o-", color=COLOURS[0], label="measured, with your attention")
+    axes.loglog(sizes, [rates[n] / 1e9 for n in sizes], "o-", color=COLOURS[1], label="measured, with your kernels")
     axes.axhline(flops_per_s / 1e9, color=LINE, linestyle=":", label="flat roof")
     axes.set_xticks(sizes, [str(n) for n in sizes])
     axes.minorticks_off()

@@ -3,6 +3,7 @@
 from twophase_labs.machine.sources import sources
 
 SOURCES = sources("""
+SGLang, documentation read in November 2026: https://docs.sglang.io/advanced_features/attention_backend.html
 NVIDIA H100 SXM, data sheet: https://www.nvidia.com/en-us/data-center/h100/
 vLLM, V1 engine, commit 00620f9: https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md
 TensorRT-LLM, documentation of 2026: https://nvidia.github.io/TensorRT-LLM/features/paged-attention-ifb-scheduler.html
@@ -12,5 +13,6 @@ vLLM, 0.29.0: https://docs.vllm.ai/en/v0.29.0/api/vllm/config/cache/
 TensorRT-LLM, 1.3.0rc27: https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html
 SGLang, commit 004813e: https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md
 TensorRT-LLM, documentation of 2026: https://nvidia.github.io/TensorRT-LLM/llm-api/reference/TorchLlmArgs.html
+vLLM, an issue of 2026: https://github.com/vllm-project/vllm/issues/40696
 vLLM, 0.18.2: https://docs.vllm.ai/en/v0.18.2/design/fusions/
 """)

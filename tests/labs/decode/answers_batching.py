@@ -1,51 +1,50 @@
-"""Answers that prove the check of exercise 3.13."""
+"""Answers that prove the check of exercise 3.12."""
 
 from twophase_labs.machine.bank import right, wrong
 
-READS_THE, READS_THE_WEIGHTS = "reads the weights for one sequence", "reads the weights once, K and V for each"
-COMPUTES_FOR, WAITS_FOR = "computes for each sequence", "waits for the slower of the two"
-FINDS_THE, FINDS_A = "finds the batch where they meet", "finds a batch where they meet exactly"
-SAYS_NONE, SAYS_NONE_IF = "says None if there is none", "says None if both grow alike"
+READS, COMPUTES = "reads the weights once, K and V for each", "computes for each sequence"
+ADDS, FINDS = "adds up its kernels, each with its own bound", "finds the batch"
 
-INTENSITY = """
+ONE_ROOFLINE = """
 def step_seconds(work, machine, batch):
-    num_bytes = work.weight_bytes + work.kv_bytes * batch
-    intensity = work.flops * batch / num_bytes
-    attainable = min(machine.flop_rate, intensity * machine.bandwidth)
-    return work.flops * batch / attainable
+    moving = (work.weight_bytes + batch * work.kv_bytes) / machine.bandwidth
+    computing = batch * (work.weight_flops + work.attention_flops) / machine.flop_rate
+    return max(moving, computing)
+
+def ridge_batch(work, machine):
+    return math.ceil(work.weight_bytes / machine.bandwidth * machine.flop_rate / work.weight_flops)
+"""
+BY_INTENSITY = """
+def kernel_s(flops, num_bytes, machine):
+    if flops * machine.bandwidth > num_bytes * machine.flop_rate:
+        return flops / machine.flop_rate
+    return num_bytes / machine.bandwidth
+
+def step_seconds(work, machine, batch):
+    return kernel_s(batch * work.weight_flops, work.weight_bytes, machine) + kernel_s(
+        batch * work.attention_flops, batch * work.kv_bytes, machine)
 
 def ridge_batch(work, machine):
     ridge = machine.flop_rate / machine.bandwidth
-    spare = work.flops - ridge * work.kv_bytes
-    return None if spare <= 0 else math.ceil(ridge * work.weight_bytes / spare)
-"""
-FRACTIONS = """
-from fractions import Fraction
-
-def step_seconds(work, machine, batch):
-    b, r = (Fraction(machine.bandwidth), Fraction(machine.flop_rate))
-    return float(max((work.weight_bytes + batch * work.kv_bytes) / b, batch * work.flops / r))
-
-def ridge_batch(work, machine):
-    b, r = (Fraction(machine.bandwidth), Fraction(machine.flop_rate))
-    more = work.flops / r - work.kv_bytes / b
-    return None if more <= 0 else -int(-(work.weight_bytes / b / more) // 1)
+    return -int(-(ridge * work.weight_bytes) // work.weight_flops)
 """
 
 # fmt: off
 BANKS = {
-    "3.13": (
-        wrong("takes the faster", {3: "min(moving, computing)"}, by=READS_THE),
-        wrong("one sequence's K and V only", "batch * work.kv_bytes", "work.kv_bytes", by=READS_THE_WEIGHTS),
-        wrong("one token's arithmetic", {2: "work.flops / machine.flop_rate"}, by=COMPUTES_FOR),
-        wrong("adds the two up", {3: "moving + computing"}, by=WAITS_FOR),
-        wrong("forgets K and V", {4: "one_token"}, by=FINDS_THE),
-        wrong("searches up to 1024", "gap = one_token - one_context",
-              "for b in range(1, 1025):\n        if b * work.flops / machine.flop_rate >= (work.weight_bytes + b * work.kv_bytes) / machine.bandwidth:\n            return b\n    return None\n    gap = one_token - one_context",
-              by=FINDS_A),
-        wrong("a batch although there is none", {5: "False"}, by=SAYS_NONE),
-        wrong("ZeroDivisionError when both grow alike", "gap <= 0", "gap < 0", by=SAYS_NONE_IF),
-        right("by arithmetic intensity", INTENSITY),
-        right("fractions", FRACTIONS),
+    "3.12": (
+        wrong("weights for each sequence", "max(work.weight_bytes", "max(batch * work.weight_bytes", by=READS),
+        wrong("one sequence's K and V only", "batch * max(", "1 * max(", by=READS),
+        wrong("one token's products", "batch * work.weight_flops / rate)", "work.weight_flops / rate)", by=COMPUTES),
+        wrong("a step is one point under the roofline", ONE_ROOFLINE, by=ADDS),
+        wrong("moving and computing one after the other",
+              "max(work.kv_bytes / bandwidth, work.attention_flops / rate)",
+              "(work.kv_bytes / bandwidth + work.attention_flops / rate)", by=ADDS),
+        wrong("the faster", "products = max(", "products = min(", by=READS),
+        wrong("rounds down", "math.ceil(", "int(", by=FINDS),
+        wrong("K and V in the batch", "math.ceil(work.weight_bytes", "math.ceil((work.weight_bytes + work.kv_bytes)",
+              by=FINDS),
+        right("kernel by kernel, by intensity", BY_INTENSITY),
+        right("the whole batch in the maximum", "batch * max(work.kv_bytes / bandwidth, work.attention_flops",
+              "max(batch * work.kv_bytes / bandwidth, batch * work.attention_flops"),
     ),
 }

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 3.7."""
+"""Answers that prove the check of exercise 3.6."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -119,7 +119,7 @@ def paged_decode_kernel(
 
 # fmt: off
 BANKS = {
-    "3.7": (
+    "3.6": (
         wrong("masks by H", "(offs_m < group)", "(kv_head * group + offs_m < H)", by=WRITES),
         wrong("blocks without their heads", "* H_KV + kv_head)", "* H_KV)", by=HEADS),
         wrong("the first sequence's table", "+ sequence * table_row_stride + positions", "+ positions", by=BLOCKS),

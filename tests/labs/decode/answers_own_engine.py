@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 3.14."""
+"""Answers that prove the check of exercise 3.13."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -37,7 +37,7 @@ def own_engine(model, block_size, num_blocks, num_splits=2, **options):
 
 # fmt: off
 BANKS = {
-    "3.14": (
+    "3.13": (
         wrong("a pool of its own size", {4: "BlockPool(64)"}, by=TAKES_ITS),
         wrong("pages of 16, whatever was asked", {5: "BlockTable(blocks, 16)"}, by=TAKES_ITS),
         wrong("the engine's own attention", {6: "OwnAttention(spec, block_size)"}, by=DECODES_WITH),

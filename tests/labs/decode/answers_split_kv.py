@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 3.10 and 3.11."""
+"""Answers that prove the checks of exercises 3.9 and 3.10."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -29,7 +29,7 @@ def merge_splits(partial, lse):
 
 # fmt: off
 BANKS = {
-    "3.10": (
+    "3.9": (
         wrong("every split begins at 0", {2: "0"}, by=SHARES),
         wrong("at most 4 splits", {1: "tl.cdiv(tl.cdiv(seq_len, BLOCK_N), tl.minimum(num_splits, 4)) * BLOCK_N"},
               by=SHARES),
@@ -46,7 +46,7 @@ BANKS = {
         right("the last split takes what is left",
               {3: "tl.where(split == num_splits - 1, seq_len, tl.minimum(lo + split_len, seq_len))"}),
     ),
-    "3.11": (
+    "3.10": (
         wrong("keeps the axis of the splits",
               "(weights[..., None] * partial).sum(-2) / torch.where(total == 0, 1.0, total)[..., None]",
               "weights[..., None] * partial", by=ROWS),

@@ -14,7 +14,7 @@ def notebook_with(*cells):
 
 
 def test_it_is_the_learners_own(tmp_path):
-    text = notebook_with(("heads = 6", ["exercise:2.11"]), (CELL, [f"exercise:{EXERCISE}"]))
+    text = notebook_with(("heads = 6", ["exercise:2.7"]), (CELL, [f"exercise:{EXERCISE}"]))
     (tmp_path / "02_prefill.ipynb").write_text(text)
     assert prefill_kernel(tmp_path).code == '    """One program: mine."""\n    heads = 7'
 
@@ -24,9 +24,9 @@ def test_without_it_the_blanks_are_shown(tmp_path, text):
     if text is not None:
         (tmp_path / "02_prefill.ipynb").write_text(text)
     found = prefill_kernel(tmp_path)
-    assert found.where == "exercise 2.12, with its blanks"
+    assert found.where == "exercise 2.8, with its blanks"
     assert found.code.startswith('    """One program: BLOCK_Q tokens')
-    assert f'heads = ____("{EXERCISE}", 1,' in found.code
+    assert f'____("{EXERCISE}", 1,' in found.code
 
 
 def test_a_cell_that_was_rewritten_is_shown_whole(tmp_path):

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 2.13."""
+"""Answers that prove the check of exercise 2.6."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -7,7 +7,7 @@ MULTIPLIES_BY, ADDS_EPS = "multiplies by the weights", "adds eps under the root"
 
 # fmt: off
 BANKS = {
-    "2.13": (
+    "2.6": (
         wrong("always the first row", "row * N + columns", "columns", by=ADDS),
         wrong("no mask for h", ".store(h_ptr + offs, h, mask=mask", ".store(h_ptr + offs, h", by=ADDS),
         wrong("no residual", ".load(x_ptr + offs, mask=mask, other=0.0) + tl.load(residual_ptr", ".load(x_ptr",

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 2.4 and 2.5."""
+"""Answers that prove the check of exercise 2.4."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -7,9 +7,6 @@ WEIGHS_EQUAL, WORKS_IN = "weighs equal scores alike", "works in base 2"
 RESCALES_WHEN, MATCHES_A = "rescales when the maximum changes", "matches a softmax over all keys"
 LSE, SURVIVES_HUGE, KEEPS_A = "gives the LSE in base 2", "survives huge scores", "keeps a maximum for each query"
 SURVIVES_HIDDEN, FORGETS_WHAT, KEEPS_NO = "survives hidden keys", "forgets what it has read", "keeps no copies either"
-RETURNS_MEAN, WEIGHS_HALVES = "returns mean and LSE", "weighs halves by their sums"
-GIVES_THE, SURVIVES_A, SURVIVES_EMPTY = "gives the LSE of the whole", "survives a huge LSE", "survives empty halves"
-LEAVES_ITS = "leaves its inputs alone"
 
 THE_MEAN_ONLY = """
 def online_softmax(stream, M, D):
@@ -79,34 +76,6 @@ def online_softmax(stream, M, D):
     out = torch.where(empty[:, None], 0, acc / l[:, None])
     return out, torch.where(empty, -torch.inf, m + l.log2())
 """
-THE_MEAN_ONLY_2 = """m = torch.maximum(lse_a, lse_b)
-    m = m.masked_fill(m == -torch.inf, 0)  # both parts empty
-    weight_a, weight_b = torch.exp2(lse_a - m), torch.exp2(lse_b - m)
-    total = weight_a + weight_b
-    out = weight_a[:, None] * out_a + weight_b[:, None] * out_b
-    out = out / torch.where(total == 0, 1, total)[:, None]
-    return out, m + total.log2()"""
-TAKES_NOTHING_OUT = """
-def merge_halves(out_a, lse_a, out_b, lse_b):
-    weight_a, weight_b = torch.exp2(lse_a), torch.exp2(lse_b)
-    total = weight_a + weight_b
-    out = (weight_a[:, None] * out_a + weight_b[:, None] * out_b) / torch.where(total == 0, 1, total)[:, None]
-    return out, total.log2()
-"""
-A_SOFTMAX_OVER_THE = """
-def merge_halves(out_a, lse_a, out_b, lse_b):
-    out, lse = torch.stack([out_a, out_b]), torch.stack([lse_a, lse_b])
-    shares = torch.nan_to_num((lse * 0.6931471805599453).softmax(0))
-    whole = torch.logsumexp(lse * 0.6931471805599453, 0) / 0.6931471805599453
-    return (shares[:, :, None] * out).sum(0), whole
-"""
-LOGADDEXP2 = """
-def merge_halves(out_a, lse_a, out_b, lse_b):
-    lse = torch.logaddexp2(lse_a, lse_b)
-    safe = lse.masked_fill(lse == -torch.inf, 0)
-    return torch.exp2(lse_a - safe)[:, None] * out_a + torch.exp2(lse_b - safe)[:, None] * out_b, lse
-"""
-
 # fmt: off
 BANKS = {
     "2.4": (
@@ -129,22 +98,5 @@ BANKS = {
         wrong("keeps clones of everything", KEEPS_CLONES_OF_EVERYTHING, by=KEEPS_NO),
         right("a running mean and log-sum", A_RUNNING_MEAN_AND),
         right("rescales only when needed", RESCALES_ONLY_WHEN_NEEDED),
-    ),
-    "2.5": (
-        wrong("the mean only", THE_MEAN_ONLY_2,
-              "share = torch.sigmoid((lse_a - lse_b) * 0.6931471805599453)[:, None]\n    return share * out_a + (1 - share) * out_b",
-              by=RETURNS_MEAN),
-        wrong("weighs by the log-sums", {1: "lse_a, lse_b"}, by=WEIGHS_HALVES),
-        wrong("base e", {1: "torch.exp(lse_a - m), torch.exp(lse_b - m)"}, by=WEIGHS_HALVES),
-        wrong("the larger log-sum", {3: "m"}, by=GIVES_THE),
-        wrong("forgets what it took out", {3: "total.log2()"}, by=GIVES_THE),
-        wrong("takes nothing out", TAKES_NOTHING_OUT, by=SURVIVES_A),
-        wrong("0 / 0 when both are empty", "torch.where(total == 0, 1, total)", "total", by=SURVIVES_EMPTY),
-        wrong("writes into the halves it was given",
-              "out = weight_a[:, None] * out_a + weight_b[:, None] * out_b\n    out = out / torch.where(total == 0, 1, total)[:, None]\n    return out, m + total.log2()",
-              "out_a *= weight_a[:, None]\n    out_a += weight_b[:, None] * out_b\n    out_a /= torch.where(total == 0, 1, total)[:, None]\n    return (out_a, m + total.log2())",
-              by=LEAVES_ITS),
-        right("a softmax over the two", A_SOFTMAX_OVER_THE),
-        right("logaddexp2", LOGADDEXP2),
     ),
 }

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 2.14."""
+"""Answers that prove the check of exercise 2.9."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -8,7 +8,7 @@ TAKES_THE, GENERATES_WHAT = "takes the scale it is given", "generates what trans
 
 # fmt: off
 BANKS = {
-    "2.14": (
+    "2.9": (
         wrong("one program too few", {1: "(num_tokens - 1,)"}, by=WRITES_EVERY),
         wrong("one program too many", {1: "(num_tokens + 1,)"}, by=WRITES_EVERY),
         wrong("tiles of 42 tokens, whatever the heads", {2: "42"}, by=LAUNCHES_THE),

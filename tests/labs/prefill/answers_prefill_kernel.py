@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 2.12."""
+"""Answers that prove the check of exercise 2.8."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -9,16 +9,20 @@ LSE = "gives the LSE in base 2"
 
 # fmt: off
 BANKS = {
-    "2.12": (
-        wrong("entries in place of pages", {4: "positions // PAGE"}, by=ONE_HEAD),
-        wrong("sees the future", {6: "in_range[None, :]"}, by=ONE_HEAD),
-        wrong("the heads of the first group", {1: "offs_m % G"}, by=KV_HEAD),
-        wrong("positions counted from the chunk", {3: "tokens"}, by=HISTORY),
-        wrong("every chunk at the start of the batch", {2: "tokens * H + heads"}, by=APART),
-        wrong("positions of the first tile", {3: "num_cached + offs_m // G"}, by=LOOP),
+    "2.8": (
+        wrong("entries in place of pages", "tl.load(table_ptr + positions // PAGE, mask=in_range, other=0)",
+              "positions // PAGE", by=ONE_HEAD),
+        wrong("sees the future", " & (positions[None, :] <= row_positions[:, None])", "", by=ONE_HEAD),
+        wrong("the heads of the first group", "kv_head * G + offs_m % G", "offs_m % G", by=KV_HEAD),
+        wrong("positions counted from the chunk", "row_positions = num_cached + tokens", "row_positions = tokens",
+              by=HISTORY),
+        wrong("every chunk at the start of the batch", "(chunk_start + tokens) * H", "tokens * H", by=APART),
+        wrong("old sums keep their size", "acc * rescale[:, None] +", "acc +", by=LOOP),
         wrong("loads one key past the end", "positions < hi", "positions < hi + 1", by=UNUSED),
         wrong("LSE in base e", "tl.log2", "tl.log", by=LSE),
-        right("a difference of positions", {6: "row_positions[:, None] - positions[None, :] >= 0"}),
-        right("32-bit slots", {5: "page_ids * (H_KV * PAGE) + kv_head * PAGE + positions % PAGE"}),
+        right("a difference of positions", "positions[None, :] <= row_positions[:, None]",
+              "row_positions[:, None] - positions[None, :] >= 0"),
+        right("32-bit slots", "(page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE",
+              "page_ids * (H_KV * PAGE) + kv_head * PAGE + positions % PAGE"),
     ),
 }

@@ -1,12 +1,11 @@
-"""Answers that prove the checks of exercises 2.6 and 2.7."""
+"""Answers that prove the check of exercise 2.5."""
 
 from twophase_labs.machine.bank import right, wrong
 
 STORES_EVERY, AVERAGES_THE, HIDES_THE = "stores every row once", "averages the values", "hides the future"
 SEES_THE, GIVES_EXACT, SURVIVES_HUGE = "sees the past and itself", "gives exact attention", "survives huge scores"
 MOVES_TILES, LEAVES_OUT = "moves tiles, never the whole", "leaves out what is hidden"
-NEEDS_LITTLE, COUNTS_THE = "needs little fast memory", "counts the standard way"
-COUNTS_THE_TILED, COUNTS_BYTES = "counts the tiled way", "counts bytes"
+NEEDS_LITTLE = "needs little fast memory"
 
 EVERYTHING_AT_ONCE = """
 def tiled_attention(memory, L, D, block_q, block_k):
@@ -45,26 +44,9 @@ def tiled_attention(memory, L, D, block_q, block_k):
             m, l, a = new, l * r + p.sum(-1, keepdim=True), a * r + p @ v
         memory.store("out", start, (a / l).float())
 """
-IN_NUMPY = """
-def count_traffic(L, D, block_q, block_k, bytes_per_element):
-    import numpy as np
-    ends = np.minimum(np.arange(0, L, block_q) + block_q, L)
-    keys = np.minimum(np.ceil(ends / block_k).astype(np.int64) * block_k, L).sum()
-    return 4 * L * (D + L) * bytes_per_element, int(2 * D * (L + keys) * bytes_per_element)
-"""
-LISTS_OF_WHAT_CROSSES = """
-def count_traffic(L, D, block_q, block_k, bytes_per_number):
-    standard = [L * D, L * D, L * L, L * L, L * L, L * L, L * D, L * D]
-    tiled = [L * D, L * D]
-    for start in range(0, L, block_q):
-        for at in range(0, min(start + block_q, L), block_k):
-            tiled += [D * (min(at + block_k, L) - at)] * 2
-    return sum(standard) * bytes_per_number, sum(tiled) * bytes_per_number
-"""
-
 # fmt: off
 BANKS = {
-    "2.6": (
+    "2.5": (
         wrong("a key tile past the end", {1: "range(0, start + block_q, block_k)"}, by=STORES_EVERY),
         wrong("forgets to divide", {4: "acc"}, by=AVERAGES_THE),
         wrong("the mask one key late", "rows[:, None]", "rows[:, None] + 1", by=HIDES_THE),
@@ -77,19 +59,5 @@ BANKS = {
         right("from right to left", FROM_RIGHT_TO_LEFT),
         right("the maximum of both at once", ".maximum(row_max, scores.amax(-1)",
               ".cat([row_max[:, None], scores], dim=-1).amax(-1"),
-    ),
-    "2.7": (
-        wrong("the scores once", {1: "4 * L * D + L * L"}, by=COUNTS_THE),
-        wrong("scores written and read, weights forgotten", {1: "4 * L * D + 2 * L * L"}, by=COUNTS_THE),
-        wrong("half the scores, for causality", {1: "4 * L * D + 2 * L * (L + 1)"}, by=COUNTS_THE),
-        wrong("inputs and outputs only", {2: "0"}, by=COUNTS_THE_TILED),
-        wrong("keys to the last token exactly", {2: "end"}, by=COUNTS_THE_TILED),
-        wrong("tiles of 64", {2: "min(-(-end // 64) * 64, L)"}, by=COUNTS_THE_TILED),
-        wrong("a tile more on a boundary", {2: "min((end // block_k + 1) * block_k, L)"}, by=COUNTS_THE_TILED),
-        wrong("numbers for bytes", "def count_traffic(L, D, block_q, block_k, bytes_per_element",
-              "def count_traffic(L, D, block_q, block_k, bytes_per_number",
-              "standard * bytes_per_element, tiled * bytes_per_element", "(4 * standard, 4 * tiled)", by=COUNTS_BYTES),
-        right("in NumPy", IN_NUMPY),
-        right("lists of what crosses", LISTS_OF_WHAT_CROSSES),
     ),
 }

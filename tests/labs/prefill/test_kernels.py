@@ -42,6 +42,11 @@ def paged_prefill(dtype, block_m, block_n):
     )
 
 
+def flash(dtype):
+    head = meta(500, 64, dtype=dtype)
+    launch.launch_flash_attention(cells["flash_attention_kernel"], head, head, head, 0.125)
+
+
 def kv_write(dtype):
     new, cache = meta(500, 3, 64, dtype=dtype), meta(64, 3, 16, 64, dtype=dtype)
     launch.launch_kv_write(cells["kv_write_kernel"], new, new, cache, cache, meta(500, dtype=torch.int64))
@@ -56,6 +61,7 @@ configs = []
 for dtype in (torch.float32, torch.bfloat16):
     configs += [
         AotConfig(f"prefill {dtype}", lambda d=dtype: paged_prefill(d, 32, 32)),
+        AotConfig(f"flash {dtype}", lambda d=dtype: flash(d)),
         AotConfig(f"write {dtype}", lambda d=dtype: kv_write(d)),
         AotConfig(f"norm {dtype}", lambda d=dtype: add_norm(d)),
     ]
@@ -72,7 +78,7 @@ def test_reference_kernels_compile(tmp_path):
     result = subprocess.run(command, env=compiler_environment(str(tmp_path)), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
     compiled = json.loads(result.stdout.splitlines()[-1])
-    kernels = {"paged_prefill_kernel", "kv_write_kernel", "add_rmsnorm_kernel"}
+    kernels = {"flash_attention_kernel", "paged_prefill_kernel", "kv_write_kernel", "add_rmsnorm_kernel"}
     assert {(kernel, target) for kernel, target, *_ in compiled} == {
         (k, t) for k in kernels for t in ("sm_80", "sm_90")
     }

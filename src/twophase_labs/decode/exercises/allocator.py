@@ -357,7 +357,7 @@ def has_no_slot_beyond(answer: Any, draw: Draw, num_tokens: int) -> None:
         raises(IndexError, table.slot, position)
 
 
-ANSWER_3_5 = exercise("3.5", "Find the bug", kind="matching", points=3, minutes=8, difficulty=2)
+ANSWER_3_5 = exercise("3.5", "Find the bug", kind="matching", points=3, minutes=8, difficulty=2, is_extra=True)
 ANSWER_3_5.objective = "foresee what a bug in an allocator looks like from outside"
 ANSWER_3_5.question = Matching(
     "abcdef",

@@ -1,23 +1,23 @@
-"""3.8 and 3.9 Neighbouring threads, neighbouring addresses."""
+"""3.7 and 3.8 Neighbouring threads, neighbouring addresses."""
 
 from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Choice, Number
 
-GUESS_3_8 = exercise(
-    "3.8", "What strides cost", kind="prediction", points=1, minutes=3, is_extra=True, needs=("triton",)
+GUESS_3_7 = exercise(
+    "3.7", "What strides cost", kind="prediction", points=1, minutes=3, is_extra=True, needs=("triton",)
 )
-GUESS_3_8.objective = "think of a load as the sectors that its warp touches"
-GUESS_3_8.hints = (
+GUESS_3_7.objective = "think of a load as the sectors that its warp touches"
+GUESS_3_7.hints = (
     "A sector holds 16 elements of 2 bytes. Of 16 elements that lie 16 apart, how many are in one sector? And how "
     "many of the other tokens' elements that the same warp reads are in it, too?",
 )
-GUESS_3_8.question = Number(lambda: 4, factor=1.5, unit="times", hint="Between once and 16 times.")
+GUESS_3_7.question = Number(lambda: 4, factor=1.5, unit="times", hint="Between once and 16 times.")
 
-ANSWER_3_9 = exercise("3.9", "What a layout costs", kind="choice", points=1, minutes=3, is_extra=True)
-ANSWER_3_9.objective = "see which accesses a layout of K makes expensive"
-ANSWER_3_9.question = Choice(
+ANSWER_3_8 = exercise("3.8", "What a layout costs", kind="choice", points=1, minutes=3, is_extra=True)
+ANSWER_3_8.objective = "see which accesses a layout of K makes expensive"
+ANSWER_3_8.question = Choice(
     "abcd",
-    "029437d2e6cda646",
+    "f7e59a2f3ef3c087",
     {
         "a": "a block of a head is one piece of 2,048 bytes in both, and all of it is read",
         "c": "one of the two takes everything that lies together, in whatever order it lies",

@@ -1,4 +1,4 @@
-"""3.7 The paged decode kernel."""
+"""3.6 The paged decode kernel."""
 
 from functools import partial
 from typing import Any
@@ -24,17 +24,17 @@ from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.kernels import device
 
 KERNEL = exercise(
-    "3.7", "The paged decode kernel", "paged_decode_kernel", "kernel", points=6, minutes=25, lines=26, difficulty=3
+    "3.6", "The paged decode kernel", "paged_decode_kernel", "kernel", points=6, minutes=18, lines=26, difficulty=3
 )
 KERNEL.time_limit_s = 60
 KERNEL.objective = "write a kernel that reads keys and values where they lie, for a group of query heads, tile by tile"
 KERNEL.hints = (
     "Before the loop a program needs: its sequence and KV head from the grid, the sequence's length, the tile of its G "
     "queries (rows below G, columns below D, masked for both), and the state of an online softmax with no key in it "
-    "yet. After the loop: one division, one store under the mask of the queries. Of 2.12 all that has to do with "
+    "yet. After the loop: one division, one store under the mask of the queries. Of 2.8 all that has to do with "
     "chunks is gone: row m of the tile is query head kv_head * G + m.",
     "In the loop, for the positions start to start + BLOCK_N - 1: which of them exist; the id that this "
-    "sequence's row of the table has for each one's block; its row in the cache, as in 2.12; K and V of these rows. "
+    "sequence's row of the table has for each one's block; its row in the cache, as in 2.8; K and V of these rows. "
     "What is past the end is masked three times: in the table, in K and V, and in the scores, there with minus "
     "infinity. Then the tile is folded into the state.",
     "Skeleton:\n"

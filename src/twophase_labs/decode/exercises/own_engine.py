@@ -1,4 +1,4 @@
-"""3.14 The capstone: own allocator, forks and split decode in the engine, token for token what transformers writes."""
+"""3.13 The capstone: own allocator, forks and split decode in the engine, token for token what transformers writes."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import exercise
 
 ENGINE = exercise(
-    "3.14", "Your decode in the engine", "own_engine", points=6, minutes=12, lines=6, difficulty=3, needs=("triton",)
+    "3.13", "Your decode in the engine", "own_engine", points=6, minutes=10, lines=6, difficulty=3, needs=("triton",)
 )
-ENGINE.time_limit_s, ENGINE.uses = 60, ("3.2", "3.3", "3.4", "3.7", "3.10", "3.11")
+ENGINE.time_limit_s, ENGINE.uses = 60, ("3.2", "3.3", "3.4", "3.6", "3.9", "3.10")
 ENGINE.objective = "run a real engine on your own allocator, forks, kernels and merge"
 ENGINE.hints = (
     "The check says which of your parts the engine does not use yet, or which token differs.",

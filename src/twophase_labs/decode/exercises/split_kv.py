@@ -1,4 +1,4 @@
-"""3.10 and 3.11 Split-KV: partial results and their merge."""
+"""3.9 and 3.10 Split-KV: partial results and their merge."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from twophase_labs.machine.checks import Draw, compare, finite, fresh, lasting, 
 from twophase_labs.machine.exercise import exercise
 
 SPLIT = exercise(
-    "3.10", "Attention over a split of the keys", "paged_decode_split_kernel", "kernel", points=4, minutes=11, lines=5
+    "3.9", "Attention over a split of the keys", "paged_decode_split_kernel", "kernel", points=4, minutes=8, lines=5
 )
 SPLIT.time_limit_s, SPLIT.difficulty = 60, 3
 SPLIT.objective = "divide one sequence's keys among programs, so that the parts can be merged"
@@ -174,7 +174,7 @@ def keeps_unused_slots_out(answer: Any, draw: Draw) -> None:
 
 
 MERGE = exercise(
-    "3.11", "Merging the splits", "merge_splits", points=4, minutes=9, lines=7, difficulty=2, time_limit_s=20
+    "3.10", "Merging the splits", "merge_splits", points=4, minutes=8, lines=7, difficulty=2, time_limit_s=20
 )
 MERGE.objective = "merge partial softmaxes exactly, empty ones included"
 MERGE.hints = (

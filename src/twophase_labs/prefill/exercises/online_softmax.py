@@ -1,4 +1,4 @@
-"""2.4 Softmax in one pass, and putting two halves together."""
+"""2.4 Softmax in one pass."""
 
 import gc
 import math
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, unchanged
+from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
 from twophase_labs.machine.exercise import cases, exercise
 
 SIZES = cases(rows=(1, 1, 3, 40), keys=(1, 3, 10, 150))
@@ -278,133 +278,3 @@ def forgets_copies_too(answer: Any, draw: Draw) -> None:
             "what is kept grows with the number of keys, if only as copies",
             f"{alive[1] - alive[0]:,} more elements after 450 keys than after 50",
         )
-
-
-PAIRS = cases(rows=(1, 3, 2, 70), keys=(2, 7, 12, 20))
-
-HALVES = exercise("2.5", "Two halves make a whole", "merge_halves", points=3, minutes=6, lines=3, difficulty=2)
-HALVES.objective = "merge partial attention results by their LSE"
-HALVES.hints = (
-    "A half of three equal keys should count three times as much as a half of one. What do their LSE say?",
-    "2^lse is the sum of weights of a half; the mean of the whole weighs the two means by it.",
-    "Take the larger of the two out first, as in the last exercise, and add it back to the LSE.",
-)
-
-
-def merged(answer: Any, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    got = answer.merge_halves(a[0].clone(), a[1].clone(), b[0].clone(), b[1].clone())
-    return two_tensors(got, (a[0].shape[0], a[0].shape[1]))
-
-
-def halves(scores: Tensor, values: Tensor, at: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    return whole_softmax(scores[:, :at], values[:at]), whole_softmax(scores[:, at:], values[at:])
-
-
-@HALVES.check("returns mean and LSE", *PAIRS)
-def returns_both(answer: Any, draw: Draw, rows: int, keys: int) -> None:
-    """Return the pair (out, lse), so that the result can be merged again."""
-    merged(answer, *halves(*random_scores(draw, rows, keys), keys // 2))
-
-
-@HALVES.check("weighs halves by their sums", at=(2, 3, 1))
-def weighs_by_sums(answer: Any, draw: Draw, at: int) -> None:
-    """A half counts by its sum of weights, 2^lse. In base e it would be another number."""
-    # Equal scores: a half of three keys counts three times as much as a half of one.
-    values = draw.normal(4, 4)
-    out, _ = merged(answer, *halves(torch.zeros(2, 4), values, at))
-    what = f"the mean of {at} and {4 - at} keys with equal scores"
-    compare(out, values.mean(0).expand(2, -1), what=what, axes=AXES, any_dtype=True)
-
-
-@HALVES.check("equals the whole, wherever it is cut", *PAIRS)
-def equals_the_whole(answer: Any, draw: Draw, rows: int, keys: int) -> None:
-    """The weighted mean: (weight_a * out_a + weight_b * out_b) over the sum of the weights."""
-    scores, values = random_scores(draw, rows, keys)
-    expected = whole_softmax(scores, values)
-    for at in {1, keys // 2, keys - 1}:
-        out, _ = merged(answer, *halves(scores, values, at))
-        compare(out, expected[0], what=f"the mean, cut behind key {at - 1},", axes=AXES, any_dtype=True)
-
-
-@HALVES.check("gives the LSE of the whole", *PAIRS)
-def sums_the_sums(answer: Any, draw: Draw, rows: int, keys: int) -> None:
-    """m + log2(total): what was taken out, and what is left."""
-    scores, values = random_scores(draw, rows, keys)
-    _, expected = whole_softmax(scores, values)
-    a, b = halves(scores, values, keys // 2)
-    for parts in ((a, b), (b, a)):
-        compare(merged(answer, *parts)[1], expected, what="the base-2 LSE", axes=("row",), any_dtype=True)
-
-
-@HALVES.check("survives a huge LSE", size=(1000, -1000))
-def survives_huge_sums(answer: Any, draw: Draw, size: int) -> None:
-    """2^lse overflows. Take the larger lse out of both first."""
-    scores, values = random_scores(draw, 3, 6)
-    scores = scores + size
-    scores[1, :2] += 200
-    scores[2, 2:] += 200  # one half counts, the other doesn't
-    expected = whole_softmax(scores, values)
-    out, lse = merged(answer, *halves(scores, values, 2))
-    finite(out, what=f"the mean with LSE around {size}", axes=AXES)
-    what = f"with LSE around {size}"
-    compare(out, expected[0], what=f"the mean {what}", axes=AXES, rtol=2e-3, atol=2e-3, any_dtype=True)
-    compare(lse, expected[1], what=f"the LSE {what}", axes=("row",), any_dtype=True)
-
-
-@HALVES.check("can be merged again")
-def merges_again(answer: Any, draw: Draw) -> None:
-    """The result of a merge has to be a part like any other: its mean and its LSE."""
-    # Three parts, in either order of merging.
-    scores, values = random_scores(draw, 3, 9)
-    parts = [whole_softmax(scores[:, a:b], values[a:b]) for a, b in ((0, 2), (2, 3), (3, 9))]
-    expected = whole_softmax(scores, values)
-    left = merged(answer, merged(answer, parts[0], parts[1]), parts[2])
-    right = merged(answer, parts[0], merged(answer, parts[1], parts[2]))
-    for got, which in ((left, "the first two first"), (right, "the last two first")):
-        compare(got[0], expected[0], what=f"the mean of three parts, {which},", axes=AXES, any_dtype=True)
-        compare(got[1], expected[1], what=f"the LSE of three parts, {which},", axes=("row",), any_dtype=True)
-
-
-@HALVES.check("survives empty halves", which=("first", "second", "both"))
-def survives_empty_halves(answer: Any, draw: Draw, which: str) -> None:
-    """An empty half has lse = -inf and weighs 0. If both are empty, nothing may be divided by 0: the result is
-    zeros and -inf."""
-    scores, values = random_scores(draw, 3, 6)
-    if which in ("first", "both"):
-        scores[1, :3] = -math.inf
-    if which in ("second", "both"):
-        scores[1, 3:] = -math.inf
-    expected = whole_softmax(scores, values)
-    out, lse = merged(answer, *halves(scores, values, 3))
-    name = "both halves" if which == "both" else f"the {which} half"
-    finite(out, what=f"the mean with {name} of row 1 empty", axes=AXES)
-    compare(out, expected[0], what=f"the mean with {name} of row 1 empty", axes=AXES, any_dtype=True)
-    compare(lse, expected[1], what=f"the LSE with {name} of row 1 empty", axes=("row",), any_dtype=True)
-
-
-@HALVES.check("gives what the card says")
-def knows_the_examples(answer: Any, draw: Draw) -> None:
-    """Merge with an empty part, and with itself."""
-    (out, lse), _ = halves(*random_scores(draw, 3, 6), 5)
-    for other, more, what in (
-        ((torch.zeros_like(out), torch.full_like(lse, -math.inf)), 0, "an empty part"),
-        ((out, lse), 1, "itself"),
-    ):
-        got = merged(answer, (out, lse), other)
-        compare(got[0], out, what=f"the mean of a part merged with {what}", axes=AXES, any_dtype=True)
-        compare(got[1], lse + more, what=f"the LSE of a part merged with {what}", axes=("row",), any_dtype=True)
-
-
-@HALVES.check("leaves its inputs alone", empty=("neither", "first", "second", "both"))
-def leaves_its_inputs_alone(answer: Any, draw: Draw, empty: str) -> None:
-    """Make new tensors, also where one part is empty: a part may be merged again, with another one."""
-    # A part may be merged twice: with the one before it here, with the one behind it there.
-    a, b = halves(*random_scores(draw, 3, 6), 2)
-    if empty in ("first", "both"):
-        a = (torch.zeros_like(a[0]), torch.full_like(a[1], -math.inf))
-    if empty in ("second", "both"):
-        b = (torch.zeros_like(b[0]), torch.full_like(b[1], -math.inf))
-    with unchanged(out_a=a[0], lse_a=a[1], out_b=b[0], lse_b=b[1]):
-        out, lse = two_tensors(answer.merge_halves(*a, *b), (3, a[0].shape[1]))
-    fresh(out, out_a=a[0], out_b=b[0])
-    fresh(lse, lse_a=a[1], lse_b=b[1])

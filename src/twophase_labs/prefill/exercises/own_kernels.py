@@ -1,4 +1,4 @@
-"""2.11 The learner's kernels in the engine."""
+"""2.9 The learner's kernels in the engine."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -18,20 +18,25 @@ from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.kernels import device
 from twophase_labs.prefill.engine_runs import BLOCK_SIZE
-from twophase_labs.prefill.exercises.paged_writes import slots_by_hand
 from twophase_labs.prefill.launch import BLOCK_M
 from twophase_labs.prefill.paged_oracle import paged_attention, ragged_batch
 
-OWN = exercise(
-    "2.14", "Your kernels in the engine", "own_write own_prefill", points=4, minutes=7, lines=5, difficulty=2
-)
-OWN.time_limit_s, OWN.uses, OWN.needs = 120, ("2.9", "2.12"), ("triton", "model")
+OWN = exercise("2.9", "Your kernels in the engine", "own_write own_prefill", points=4, minutes=7, lines=5, difficulty=2)
+OWN.time_limit_s, OWN.uses, OWN.needs = 120, ("2.8",), ("triton", "model")
 OWN.objective = "choose a grid, launch kernels, and run a real model on them"
 OWN.hints = (
     "Write down which program does what, for chunks of 3 and 50 tokens, 9 heads and 3 KV heads.",
     "A program has BLOCK_M rows, and a token takes G = H / H_kv of them.",
     "A grid is a tuple. Round up, or the last tokens of the longest chunk have no program.",
 )
+
+
+def slots_by_hand(table: Tensor, start: int, end: int, block_size: int) -> Tensor:
+    slots = []
+    for position in range(start, end):
+        block, offset = divmod(position, block_size)
+        slots.append(int(table[block]) * block_size + offset)
+    return torch.tensor(slots, dtype=torch.int64)
 
 
 @OWN.check("writes every token", num_tokens=(1, 13), num_kv_heads=(3, 3))

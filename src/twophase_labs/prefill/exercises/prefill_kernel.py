@@ -1,4 +1,4 @@
-"""2.9 The prefill kernel on pages."""
+"""2.8 The prefill kernel on pages."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -25,20 +25,33 @@ from twophase_labs.prefill.weights import (
 
 BATCHES = cases(query_lens=((4,), (3, 2)), cached=((0,), (0, 6)))
 
-KERNEL = exercise(
-    "2.12", "The paged prefill kernel", "paged_prefill_kernel", "kernel", points=4, minutes=14, lines=6, difficulty=3
-)
-KERNEL.time_limit_s = 60
+KERNEL = exercise("2.8", "The paged prefill kernel", "paged_prefill_kernel", "kernel", points=6, minutes=18, lines=28)
+KERNEL.difficulty, KERNEL.time_limit_s = 3, 60
 KERNEL.objective = "attend over a paged cache, for a ragged batch of prompt chunks with grouped heads"
 KERNEL.hints = (
     "Do it by hand for sequence A of the picture: a chunk of 5 tokens behind 6 in the cache, G = 2, BLOCK_Q = 2, "
     "and the program of tile 1. Which tokens, heads and positions do its rows have? Row 3 is token 3 of the chunk, "
     "position 9.",
     "Three counts begin at different places: tokens of the chunk, rows of the flat batch, positions of the "
-    "sequence. A chunk's tokens are the last chunk_len of seq_len.",
-    "Skeleton: heads from kv_head * G and offs_m % G; rows as (token of the flat batch) * H + head; positions as "
-    "num_cached + tokens; block numbers (page_ids) by tl.load at positions // PAGE; kv_rows as (block * H_KV + "
-    "kv_head) * PAGE + offset; visible as in_range for columns, and key position <= row position.",
+    "sequence. A chunk's tokens are the last chunk_len of seq_len. In the loop of 2.7 only three lines change: where "
+    "k and v are loaded from (through the table), and `visible`. Before it: which row of q a row is.",
+    "Skeleton:\n"
+    "heads = ...\n"
+    "rows = ...                             # of q, seen as [T * H, D]\n"
+    "row_positions = ...\n"
+    "mask_m = (offs_m < BLOCK_Q * G) & ...  # rows that hold a token of this chunk\n"
+    "q = tl.load(..., mask=mask_m[:, None] & ..., other=0.0)\n"
+    "hi = tl.minimum(..., seq_len)          # no row of this program sees a position from here on\n"
+    "table_ptr = block_tables_ptr + ...\n"
+    "row_max, row_sum, acc = ...            # as in 2.7\n"
+    "for start in range(0, hi, BLOCK_N):\n"
+    "    positions = start + tl.arange(0, BLOCK_N)\n"
+    "    in_range = ...\n"
+    "    page_ids = tl.load(table_ptr + ..., mask=in_range, other=0)\n"
+    "    kv_rows = (page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + ...\n"
+    "    ...                                # k, v, scores, visible and the update, as in 2.7\n"
+    "tl.store(out_ptr + ..., acc / row_sum[:, None], mask=...)\n"
+    "tl.store(lse_ptr + rows, ..., mask=mask_m)",
 )
 
 

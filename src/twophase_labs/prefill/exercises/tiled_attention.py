@@ -1,4 +1,4 @@
-"""2.5 Attention tile by tile, and the bytes it saves."""
+"""2.5 Attention, tile by tile."""
 
 import gc
 from typing import Any
@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, finite, reject
-from twophase_labs.machine.exercise import Test, cases, exercise
+from twophase_labs.machine.exercise import cases, exercise
 from twophase_labs.prefill.exercises.one_layer import loop_attention
-from twophase_labs.prefill.slow_memory import SlowMemory, attention_memory, standard_attention
+from twophase_labs.prefill.slow_memory import SlowMemory, attention_memory
 
 CASES = cases(
     length=(1, 4, 7, 9, 11, 5, 70, 72), block_q=(1, 4, 4, 2, 4, 8, 33, 70), block_k=(1, 4, 3, 5, 2, 16, 24, 66)
 )
 
-TILED = exercise("2.6", "Attention, tile by tile", "tiled_attention", points=4, minutes=8, lines=4, difficulty=2)
+TILED = exercise("2.5", "Attention, tile by tile", "tiled_attention", points=4, minutes=8, lines=4, difficulty=2)
 TILED.objective = "compute exact attention without the table of scores"
 TILED.hints = (
     "Begin with one tile that covers everything (block_q = block_k = L): it must be plain attention. Then two key "
@@ -186,71 +186,6 @@ def needs_little_fast_memory(answer: Any, draw: Draw) -> None:
         )
 
 
-TRAFFIC = cases(
-    length=(1, 8, 9, 30, 5, 2, 300),
-    width=(4, 4, 3, 8, 4, 3, 10),
-    block_q=(1, 4, 2, 16, 8, 1, 130),
-    block_k=(1, 2, 5, 7, 16, 1, 48),
-)
-
-TRAFFIC_2_7 = exercise("2.7", "Counting traffic", "count_traffic", points=3, minutes=5, lines=2, difficulty=2)
-TRAFFIC_2_7.objective = "count bytes to and from slow memory, with and without tiles"
-TRAFFIC_2_7.hints = (
-    "Write one line per operation of the standard way: what it loads, what it stores.",
-    "Tiled: queries and results cross once. Keys and values cross once for each query tile that needs them.",
-    "A query tile whose last token is end - 1 loads whole key tiles until `end` is covered, but never beyond L.",
-)
-
-
-def counts(which: int) -> Test:
-    def test(answer: Any, draw: Draw, length: int, width: int, block_q: int, block_k: int) -> None:
-        got = answer.count_traffic(length, width, block_q, block_k, 4)
-        if not (isinstance(got, tuple | list) and len(got) == 2):
-            reject(f"the result is {got!r}, expected two numbers: standard and tiled")
-        expected = simulated(length, width, block_q, block_k)[which]
-        what = f"the number of bytes of {('standard', 'tiled')[which]} attention"
-        compare(float(got[which]), float(expected), what=what, rtol=1e-9)
-
-    return test
-
-
-TRAFFIC_2_7.check(
-    "counts the standard way",
-    *TRAFFIC,
-    hint="Q and K in, scores out; scores in, weights out; weights and V in, results out. The scores are not halved: "
-    "all L * L are there, the hidden ones too.",
-)(counts(0))
-TRAFFIC_2_7.check(
-    "counts the tiled way",
-    *TRAFFIC,
-    hint="Per query tile: its own rows in and out, and keys and values up to the end of the last tile it needs, but "
-    "no further than L.",
-)(counts(1))
-
-
 def floats_alive() -> int:
     gc.collect()
     return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor and x.is_floating_point())
-
-
-def simulated(length: int, width: int, block_q: int, block_k: int) -> tuple[int, int]:
-    """Bytes of float32 that really cross: the three operations run, and a list of the tiles that are needed."""
-    memory = attention_memory(*torch.zeros(3, length, width))
-    standard_attention(memory)
-    tiled = 0
-    for first in range(0, length, block_q):
-        last = min(first + block_q, length)
-        rows = last - first
-        tiled += 2 * 4 * width * rows  # queries in, results out
-        for start in range(0, length, block_k):
-            if start < last:
-                tiled += 2 * 4 * width * len(range(length)[start : start + block_k])
-    return memory.num_bytes, tiled
-
-
-@TRAFFIC_2_7.check("counts bytes")
-def counts_in_bytes(answer: Any, draw: Draw) -> None:
-    """Elements times bytes per element, both ways."""
-    one, two = (answer.count_traffic(40, 8, 16, 8, size) for size in (1, 2))
-    for at, name in enumerate(("standard", "tiled")):
-        compare(float(two[at]), 2.0 * one[at], what=f"the traffic of {name} attention with elements of twice the size")
