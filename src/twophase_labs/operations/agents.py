@@ -211,9 +211,10 @@ class _Run:
     def _answer(self, progress: RequestProgress) -> None:
         request, number = progress.request, int(progress.request.request_id.partition(".")[0])
         num_prompt, turns = len(request.prompt_token_ids), self.served.turns[number]
-        assert progress.ttft_s is not None
+        ttft_s = progress.record().ttft_s
+        assert ttft_s is not None
         assert progress.finished_s is not None
-        turns.append(Turn(num_prompt, self._num_new[number], progress.num_cached_tokens, float(progress.ttft_s)))
+        turns.append(Turn(num_prompt, self._num_new[number], progress.num_cached_tokens, float(ttft_s)))
         self._num_new[number] = 0
         if len(turns) < self._sessions.num_turns:
             self._extend(number, progress.num_output_tokens)  # as part of the next prompt
