@@ -19,7 +19,7 @@ _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 @final
 class Messages(h11.Connection):
-    """The client's messages, as h11 reads them, but a body has one length, and a limited number of chunks."""
+    """The client's messages, as h11 reads them, with a limit on the number of a body's chunks."""
 
     num_chunks = 0
 
@@ -27,8 +27,6 @@ class Messages(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self.num_chunks = 0
-            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:  # RFC 9112, 6.1
-                raise h11.RemoteProtocolError("a request may not have both content-length and transfer-encoding")
         self.num_chunks += isinstance(event, h11.Data) and event.chunk_start
         if self.num_chunks > MAX_CHUNKS:
             raise h11.RemoteProtocolError(f"a body may have {MAX_CHUNKS} chunks at most", error_status_hint=413)
@@ -106,9 +104,12 @@ class Connection(H11Protocol):
         self.refuse(ApiError(status, f"this is not a valid HTTP/1.1 request for this server: {error}.", "bad_http"))
 
     def _begin_request(self) -> None:
-        own = dict(self.headers).get(b"x-request-id", b"")
+        headers = dict(self.headers)
+        own = headers.get(b"x-request-id", b"")
         request_id = own if _REQUEST_ID.fullmatch(own) else b"req-" + uuid.uuid4().hex.encode()
         self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", request_id)]
+        if b"content-length" in headers and b"transfer-encoding" in headers:  # RFC 9112, section 6.1
+            self.refuse(ApiError(400, "a request must not have content-length and transfer-encoding.", "bad_http"))
 
     # -- the timer
 

@@ -121,6 +121,8 @@ class ResponseFormat(AnswerFormat):
         (content,) = output[-1]["content"]
         texts, has_logprobs = self.service.token_texts, self.params.logprobs is not None
         logprobs = chat_logprobs(part.entries, texts)["content"] if has_logprobs else []
+        for each in (token for entry in logprobs for token in (entry, *entry["top_logprobs"])):
+            each["bytes"] = each["bytes"] or []  # here they may not be null
         content["text"] += part.text
         content["logprobs"] += logprobs
         if part.text:

@@ -4,7 +4,6 @@ import json
 
 import openai
 import pytest
-from openai.types.responses import Response
 
 from tests.server.conftest import MODEL, serving
 from tests.server.test_tools import CITY, HISTORY, TOOLS, folder  # noqa: F401  (a fixture)
@@ -110,7 +109,7 @@ def test_a_stream_builds_the_answer(http, options):
     assert (created["response"]["output"], created["response"]["usage"]) == ([], None)
     assert last["type"] == f"response.{whole['status']}"
     assert without_ids(last["response"]) == without_ids(whole)
-    Response.model_validate(whole)
+    assert {"id", "created_at", "completed_at", "error", "tools", "tool_choice", "usage", "metadata"} <= set(whole)
     items = whole["output"]
     for i, item in enumerate(last["response"]["output"]):
         own = [event for event in events if event["output_index"] == i]
