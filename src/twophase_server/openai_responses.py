@@ -33,16 +33,15 @@ _STORES_NOTHING = "nothing is stored; send the whole conversation in input"
 _CONTENT = Content(("input_text", "output_text", "text"), ignored=("annotations", "logprobs"))
 _OWN = {"id": NAME, "status": choice("in_progress", "completed", "incomplete")}  # an item of an answer has them
 _ROLE = choice("system", "developer", "user", "assistant")
+_MESSAGE: Mapping[str, Reader] = {"role": _ROLE, "content": _CONTENT, "phase": NAME}
+_CALL: Mapping[str, Reader] = {"call_id": NAME, "name": NAME_OF_FUNCTION, "arguments": ANY_TEXT}
+_OUTPUT: Mapping[str, Reader] = {"call_id": NAME, "output": _CONTENT}
 _ITEMS: Mapping[str, Table] = {
     name: Table({"type": choice(name), **_OWN, **fields}, required=required)
     for name, fields, required in (
-        ("message", {"role": _ROLE, "content": _CONTENT, "phase": NAME}, ("role", "content")),
-        (
-            "function_call",
-            {"call_id": NAME, "name": NAME_OF_FUNCTION, "arguments": ANY_TEXT},
-            ("call_id", "name", "arguments"),
-        ),
-        ("function_call_output", {"call_id": NAME, "output": _CONTENT}, ("call_id", "output")),
+        ("message", _MESSAGE, ("role", "content")),
+        ("function_call", _CALL, ("call_id", "name", "arguments")),
+        ("function_call_output", _OUTPUT, ("call_id", "output")),
     )
 }
 
