@@ -49,7 +49,8 @@ print(f"writing 10 tokens: {1e3 * write_s:.1f} ms per token, {write_s / read_s:.
 # stuck, `hint("1.3")` helps in up to three steps, and `reveal("1.3")` shows a solution. You can leave any exercise out:
 # what follows then runs with the reference's answer, and says so. Checks draw their cases at random; `check("1.3",
 # seed=...)` with the seed that a verdict prints draws the same again. *Going further* is optional, and a bonus. (The
-# comment `# NBVAL_CHECK_OUTPUT` says that a cell prints the same in every run.)
+# comment `# NBVAL_CHECK_OUTPUT` says that a cell prints the same in every run.) Each section follows the course's
+# [method](../docs/method.md).
 
 # %% tags=["setup"]
 import math
@@ -1829,5 +1830,9 @@ check("1.18")
 # - The Curious Case of Neural Text Degeneration, arXiv:1904.09751: top-p; Hierarchical Neural Story Generation,
 #   arXiv:1805.04833: top-k; Min-p Sampling, arXiv:2407.01082.
 #
-# [Lab 0, start](00_start.ipynb) | **lab 1** | [Lab 2, prefill](02_prefill.ipynb): the first of the two phases, all
-# tokens of a prompt at once.
+# Lab 2 is about the first of the two phases: prefill, all tokens of a prompt at once.
+
+# %%
+from twophase_labs.kit.course_map import closing
+
+closing("1")

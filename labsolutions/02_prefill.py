@@ -49,7 +49,7 @@ for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
 # **How it works.** Think first, fill the blanks `____(...)` or write the function, run `check("2.1")`. `hint("2.1")`
 # helps in up to three steps; for a function that you write whole, the third is a skeleton. `reveal("2.1")` shows a
 # solution. Any exercise can be left out: what follows then runs with the reference's answer, and says so. Exercises
-# under *Going further* are optional.
+# under *Going further* are optional. Each section follows the course's [method](../docs/method.md).
 
 # %% tags=["setup"]
 from twophase_labs.machine.kernels import device, how_kernels_run, tl, triton  # first: it decides how kernels run
@@ -1780,4 +1780,9 @@ check("2.11")
 # - RoFormer, arXiv:2104.09864: RoPE. PaLM, arXiv:2204.02311, appendix B: model FLOP utilisation.
 # - Triton's own tutorials, especially *Fused Attention*.
 #
-# Lab 3 looks at the second phase: one token at a time. [03_decode.ipynb](03_decode.ipynb)
+# Lab 3 looks at the second phase: one token at a time.
+
+# %%
+from twophase_labs.kit.course_map import closing
+
+closing("2")

@@ -45,7 +45,8 @@ print(f"one token:  {1e3 * step_s:.1f} ms, {step_s / arithmetic_s:.1f} times as 
 # 6, says how to have them interpreted for `print` and `assert`).
 #
 # **How it works.** Commit to a prediction, write the code, run `check("3.1")`. `hint("3.1")` helps in up to three
-# steps, `reveal("3.1")` shows a solution. What you leave out runs with the reference's answer, and says so.
+# steps, `reveal("3.1")` shows a solution. What you leave out runs with the reference's answer, and says so. Each
+# section follows the course's [method](../docs/method.md).
 
 # %% tags=["setup"]
 from twophase_labs.machine.kernels import device, tl, triton  # first: it decides how kernels run
@@ -2207,4 +2208,9 @@ check("3.16")
 # - KIVI, arXiv:2402.02750, and KVQuant, arXiv:2401.18079: K and V in 2 to 4 bits, and why keys want other scales than
 #   values. GEAR, arXiv:2403.05527: the error of few bits kept as a small matrix.
 #
-# Lab 4 puts both phases into one engine and asks which may go first. [04_scheduling.ipynb](04_scheduling.ipynb)
+# Lab 4 puts both phases into one engine and asks which may go first.
+
+# %%
+from twophase_labs.kit.course_map import closing
+
+closing("3")

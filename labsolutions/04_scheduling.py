@@ -43,7 +43,7 @@ print(f"ms between its tokens: mean {sum(gaps_ms) / len(gaps_ms):.0f}, longest {
 #
 # **How it works.** Commit to a prediction, write the code, run `check("4.1")`. `hint("4.1")` helps in up to three
 # steps, and `reveal("4.1")` shows a solution. Where you leave an exercise out, the reference solution runs in its
-# place, and the cell says so.
+# place, and the cell says so. Each section follows the course's [method](../docs/method.md).
 
 # %% tags=["setup"]
 import matplotlib.pyplot as plt
@@ -1883,5 +1883,9 @@ check("4.12")
 # again after it. Plan nothing that waits for a state that nothing changes. Admit only what the memory can carry to its
 # end, or be able to take it back. Measure in deadlines met, not in slots filled.
 #
-# Lab 5 shares prefixes and drafts tokens ahead. [05_advanced.ipynb](05_advanced.ipynb); before this:
-# [03_decode.ipynb](03_decode.ipynb)
+# Lab 5 shares prefixes and drafts tokens ahead.
+
+# %%
+from twophase_labs.kit.course_map import closing
+
+closing("4")

@@ -39,6 +39,7 @@ for name, question in (("first", 20_000), ("second", 30_000)):
 #
 # **How it works.** Commit to a prediction, write the code, run `check("5.1")`. `hint("5.1")` helps in up to three
 # steps, `reveal("5.1")` shows a solution. If you skip an exercise, later cells use the reference solution and say so.
+# Each section follows the course's [method](../docs/method.md).
 
 # %% tags=["setup"]
 import math
@@ -1752,4 +1753,8 @@ check("5.12")
 #   arXiv:2404.14469: keep the keys that get attention.
 #
 # Lab 6 makes the weights smaller, and asks what that does to the answers.
-# [06_compression.ipynb](06_compression.ipynb)
+
+# %%
+from twophase_labs.kit.course_map import closing
+
+closing("5")

@@ -31,7 +31,8 @@ from twophase_server.tools import FUNCTION, FUNCTION_TYPE, MAX_TOOLS, NAME_OF_FU
 
 _STORES_NOTHING = "nothing is stored; send the whole conversation in input"
 _CONTENT = Content(("input_text", "output_text", "text"), ignored=("annotations", "logprobs"))
-_OWN = {"id": NAME, "status": choice("in_progress", "completed", "incomplete")}  # an item of an answer has them
+# An item of an answer has these.
+_OWN: dict[str, Reader] = {"id": NAME, "status": choice("in_progress", "completed", "incomplete")}
 _ROLE = choice("system", "developer", "user", "assistant")
 _MESSAGE: Mapping[str, Reader] = {"role": _ROLE, "content": _CONTENT, "phase": NAME}
 _CALL: Mapping[str, Reader] = {"call_id": NAME, "name": NAME_OF_FUNCTION, "arguments": ANY_TEXT}
