@@ -780,10 +780,11 @@ from twophase_labs.prefill.launch import launch_add_rmsnorm
 
 # %% [markdown]
 # <!-- card 2.6 -->
-# Add the residual and normalise, a program per row: $h = x + \mathrm{residual}$,
-# $y = h / \sqrt{\mathrm{mean}(h^2) + \epsilon} \cdot \mathrm{weight}$ (RMSNorm, arXiv:1910.07467).
-# `launch_add_rmsnorm(kernel, x, residual, weight, eps)` allocates y and h, starts a program for each of the T rows, and
-# returns (y, h). `row_max_kernel` has all that you need but a second load and a second store.
+# Add the residual and normalise, a program per row: $h = x + \mathrm{residual}$, $y = h / \sqrt{\mathrm{mean}(h^2) +
+# \epsilon} \cdot \mathrm{weight}$ (RMSNorm, arXiv:1910.07467). `launch_add_rmsnorm(kernel, x, residual, weight, eps)`
+# allocates y and h, starts a program for each of the T rows, and returns (y, h). Begin with `row_max_kernel`. You need
+# three loads, with `other=0.0`, so that the padding adds nothing to the sum; two stores; `tl.sum(x, axis=0)`; and
+# `tl.rsqrt(x)`, which is one over the root.
 
 
 # %% tags=["exercise:2.6"]
@@ -864,13 +865,15 @@ for name in ways:
 # | in `tiled_attention` | in Triton |
 # |---|---|
 # | `memory.load("k", at, at + block_k)` | `tl.load` of a tile of pointers, `[BLOCK_N, BLOCK_D]`, under a mask |
-# | `q @ k.mT` | `tl.dot(q, tl.trans(k), input_precision="ieee")`, which tensor cores multiply |
+# | `q @ k.mT` | `tl.dot(q, tl.trans(k), input_precision="ieee")` |
+# | `p @ v` | `tl.dot(p.to(v.dtype), v, input_precision="ieee")`: both of one type, and later cells use float16 |
 # | `masked_fill(hidden, -torch.inf)` | `tl.where(visible, scores, float("-inf"))` |
 # | `scores.amax(-1)`, `p.sum(-1)` | `tl.max(scores, axis=1)`, `tl.sum(p, axis=1)` |
 # | `torch.exp2`, `torch.maximum` | `tl.exp2`, `tl.maximum` |
 # | `torch.full`, `torch.zeros` | `tl.full([BLOCK_M], float("-inf"), tl.float32)`, `tl.zeros` |
 #
-# (`input_precision` says how a GPU may round what it multiplies; "ieee" is float32 throughout. A tile of `tl.dot` has
+# (On a GPU tensor cores multiply tiles of 16 bits. `input_precision` says how float32 may be rounded for them; "ieee"
+# does not round, and takes the ordinary units. A tile of `tl.dot` has
 # at least 16 rows and columns, hence `BLOCK_D`: D rounded up to a power of two, 16 or more.)
 #
 # **Think first.** L = 40, tiles of 16 by 16. How many programs are there, and how many key tiles does each load? Which
@@ -1068,9 +1071,9 @@ def kv_write_kernel(
 # <details><summary>An answer</summary>
 #
 # Head 3 of block n lies where head 0 of block n + 1 begins. So each write would also overwrite the same slot of head 0
-# in the next block of the *pool*, which may belong to another sequence, with whatever lies behind the token's own
-# heads. Nothing shows while one sequence runs alone in the first blocks; in a full pool, other requests' answers
-# change.
+# in the next block of the *pool*, with zeros: that is what the masked load gave for head 3. If the next block belongs
+# to another sequence, that request's answers change; if it belongs to this one, the result depends on which program
+# stores last. Nothing shows as long as the next block is free.
 #
 # </details>
 
@@ -1186,7 +1189,7 @@ prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
 # <details><summary>The answer</summary>
 #
 # Their rotation. The first token of the second band stands at position 5, not 0, so its query and key are rotated by
-# position 5. All three follow from `num_cached`.
+# position 5. All three follow from the number of tokens before the chunk, here 5.
 #
 # </details>
 
@@ -1258,8 +1261,8 @@ prefill_pictures.draw_programs(query_lens=[5, 6], cached=[6, 0], block_q=2)
 #
 # <details><summary>The answer</summary>
 #
-# Two: keys 0 to 3 and 4 to 7; `hi` is 8. The first is visible to both rows and needs no mask, the second does, because
-# the row at position 6 must not see key 7.
+# Two: keys 0 to 3 and 4 to 7; the loop ends at position 8. The first is visible to both rows and needs no mask, the
+# second does, because the row at position 6 must not see key 7.
 #
 # </details>
 
@@ -1393,9 +1396,9 @@ for size in (1, 7, 16, 64):
 # of a scale; lab 3 runs this kernel at that end, and counts what it costs.
 
 # %% [markdown]
-# **Count the tiles.** A tile above the diagonal is never loaded: the loop ends at `hi`. Of those that are loaded only
-# the ones that meet the diagonal need a mask. With tiles of 128 rows and 32 keys (an example; the launcher takes
-# others) and G = 3, a program has 128 // 3 = 42 tokens, and two rows stay unused.
+# **Count the tiles.** A tile above the diagonal is never loaded: the loop ends behind the program's last token. Of
+# those that are loaded only the ones that meet the diagonal need a mask. With tiles of 128 rows and 32 keys (an
+# example; the launcher takes others) and G = 3, a program has 128 // 3 = 42 tokens, and two rows stay unused.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1430,11 +1433,11 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add
 # the compiled code for an H100: 3 tiles instead of 2, so that 2 instead of 1 are in flight while one is multiplied; for
 # an A100, whose products take them from registers, room for 2 instead of 1.)
 #
-# The other differences: block numbers become int64 before they are multiplied, for a cache may hold more than 2^31
-# elements (those of this lab do not). `MASKED` is known at compile time, and the loop runs twice, first over the
-# tiles below the diagonal, without comparisons. The maximum is scaled after it is taken, so that `score * scale -
-# maximum` is one fused multiply-add. `KV_FORMAT`, `WINDOW` and `NUM_SINKS` are quantised caches, sliding windows and
-# sinks (labs 3 and 5).
+# Block numbers become int64 before they are multiplied, for a cache may hold more than 2^31 elements; in this lab's
+# small pools a kernel without it passes, too. The other differences: `MASKED` is known at compile time, and the loop
+# runs twice, first over the tiles below the diagonal, without comparisons. The maximum is scaled after it is taken, so
+# that `score * scale - maximum` is one fused multiply-add. `KV_FORMAT`, `WINDOW` and `NUM_SINKS` are quantised caches,
+# sliding windows and sinks (labs 3 and 5).
 #
 # </details>
 #
@@ -1736,9 +1739,11 @@ check("2.10")
 
 # %% [markdown]
 # <!-- card 2.11 -->
-# Each line is a mistake in the prefill kernel. What does it look like from outside? (a) not one answer ever comes out:
-# NaN from the first prompt on, (b) hours without trouble, then NaN now and then, (c) each request is fine by itself,
-# and garbled when others run beside it, (d) short prompts are fine, and those that need more than one step are garbled.
+# Each line is a mistake in the prefill kernel; `visible` is its causal mask, `mask_kv` the mask of its loads of K and
+# V, and `row_positions` are those of section 10. What does it look like from outside? (a) not one answer ever comes
+# out: NaN from the first prompt on, (b) hours without trouble, then NaN now and then, (c) each request is fine by
+# itself, and garbled when others run beside it, (d) short prompts are fine, and those that need more than one step are
+# garbled.
 
 # %% tags=["exercise:2.11"]
 answer_2_11 = {

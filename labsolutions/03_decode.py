@@ -85,8 +85,9 @@ model, tokenizer = smollm2()
 # The cache and the attention weights grow with the text. Everything else always has one row.
 
 # %% [markdown]
-# `Decoder` is SmolLM2 in parts. Its weights are those of transformers; the loop over the layers and the cache are
-# yours:
+# `parts`, made below, is a `Decoder`: SmolLM2 in parts. Its weights are those of transformers; the loop over the layers
+# and the cache are yours. (Inside `decode_step` it is the argument `model`; the notebook's own `model` is that of
+# transformers.)
 #
 # | call | gives |
 # |---|---|
@@ -95,6 +96,7 @@ model, tokenizer = smollm2()
 # | `model.attend(q, k, v)` | `[H, L, D]`; causal, the L queries are the last of all positions |
 # | `model.finish(layer, x, attended)` | x after the layer, both residuals added |
 # | `model.logits(rows)` | a row of logits for each row given |
+# | `model.empty_cache()` | a pair of `[H_kv, 0, D]` for each layer |
 
 # %% tags=["setup"]
 from twophase_labs.decode.decoder import smollm2_decoder
@@ -263,8 +265,8 @@ for name, gpu in {"A100, 40 GB": A100, "H100 SXM": H100}.items():
 
 # %% [markdown]
 # **Read the result.** With keys and values per head, attention does one or a few operations on each byte it reads, and
-# the ridge of either card is a hundred times higher: in a decode step it is memory-bound, too. (Formulas in print that
-# give a tenth leave out the 2 of a multiply and an add, or count keys and forget that one has several bytes.)
+# the ridge of either card is 50 to 300 times higher: in a decode step it is memory-bound, too. (Formulas in print that
+# give 0.1 FLOP per byte leave out the 2 of a multiply and an add, or count keys and forget that one has several bytes.)
 #
 # **Multi-head latent attention** (MLA, arXiv:2405.04434) stores one latent vector $c$ of R elements for a token, from
 # which each head makes its key and value by matrices of its own: $k = c\,W_{UK}$, $v = c\,W_{UV}$. Decompressed, that
@@ -1436,13 +1438,16 @@ split_machine.draw_plans({"8 for all": [8] * 61, "your plan": split_plan(ragged,
 
 # %% [markdown]
 # **Read the result.** Too few splits leave a tail in which the programs of the long sequence run alone; too many pay
-# their start again and again. This engine's own rule is simpler, the same number for all:
+# their start again and again. This engine has two rules. A batch too small to fill the GPU gets the same number of
+# splits for all, by the first function below. Where it says 1, as for this batch, and contexts may be long, each
+# sequence is split by its own length, in chunks of the batch's mean length and at least 512 keys:
 
 # %%
 # needs: triton
-from twophase_kernels.paged_decode import choose_num_splits
+from twophase_kernels.paged_decode import choose_num_splits, is_split_by_length
 
 show_source(choose_num_splits)
+show_source(is_split_by_length)
 
 # %% [markdown]
 # ### Open the engine
@@ -1717,12 +1722,15 @@ step_pictures.draw_reuse()
 # %% tags=["setup"]
 import math
 
+from twophase_labs.decode.decode_work import A100, H100, LLAMA_3_8B, SMOLLM2
+
 # %% [markdown]
 # <!-- card 3.12 -->
 # A step is a *sequence* of kernels: products with weights, then attention, layer by layer, each waiting for the one
 # before. Moving and computing overlap within a kernel, and not from one to the next. So there is a maximum for each
-# kind, and the two add up. `work` has `weight_bytes`, and for each sequence `weight_flops`, `kv_bytes` and
-# `attention_flops`; `machine` has a `bandwidth` (bytes/s) and a `flop_rate`.
+# kind, and the two add up. `work` has `weight_bytes`, W (in section 2 this was a number of weights), and for each
+# sequence `weight_flops`, $f_W$, `kv_bytes`, k, and `attention_flops`, $f_A$; `machine` has a `bandwidth` (bytes/s) and
+# a `flop_rate`.
 #
 # $$t(B) = \max\!\left(\frac{W}{\text{bandwidth}},\; \frac{B\,f_W}{\text{rate}}\right)
 # + B \cdot \max\!\left(\frac{k}{\text{bandwidth}},\; \frac{f_A}{\text{rate}}\right)$$
@@ -1758,8 +1766,6 @@ check("3.12")
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase_labs.decode.decode_work import LLAMA_3_8B, SMOLLM2
-
 step_seconds, ridge_batch = use("3.12")
 for gpu in (A100, H100):
     ridge = ridge_batch(LLAMA_3_8B.decode_work(0, bytes_per_value=2), gpu)
@@ -1807,7 +1813,7 @@ step_pictures.draw_batching(steps, least, ridge_batch(small_work, here))
 # small calls. (The bound uses the rate of a *copy*; and if this machine was busy meanwhile, run the cells again.)
 #
 # In one formula: a step of one sequence with $t$ tokens of context takes $T(t) = a + b\,t$. The constant $a$ is the
-# weights and the fixed price of section 2, the slope $b$ is K and V; a batch shares $a$.
+# weights and the fixed price of section 2, the slope $b$, in seconds per token, is K and V; a batch shares $a$.
 #
 # Each *sequence* gets its tokens a little later in a larger batch. Throughput against latency is the trade that a
 # scheduler makes in every step; lab 4 is about it.
@@ -2133,9 +2139,9 @@ check("3.14")
 # %% [markdown]
 # <!-- card 3.15 -->
 # A decode kernel with blocks of 16, and what its tests say. Which bug is it? **a** no mask on the tail of the last
-# block · **b** the row of the block table, or its stride · **c** an empty split is not guarded: minus infinity minus
-# minus infinity is NaN · **d** the head stride of the cache, or `h % H_kv` for `h // G` · **e** LSE in another base
-# than the merge takes it for
+# block · **b** the row of the block table, or its stride · **c** an empty split is not guarded: 0 / 0 is NaN, and NaN
+# times its weight 0 is NaN too · **d** the head stride of the cache, or `h % H_kv` for `h // G` · **e** LSE in another
+# base than the merge takes it for
 
 # %% tags=["exercise:3.15"]
 answer_3_15 = {

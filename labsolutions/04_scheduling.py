@@ -548,7 +548,8 @@ class DecodesFirst(Policy):
         completions, told apart by `sequence.index`, so the two are unique together.
     plan(step): every sequence in step.running with `is_decoding` gets its token, even if these alone are more than
         max_tokens. The room they leave goes to the other running sequences, whose prefill is begun, in order; what is
-        then left goes to step.waiting, in order, until one does not fit. Nothing overtakes the head of the queue.
+        then left goes to step.waiting, in order, each as large a chunk as there is room for, until `step.admit`
+        returns 0. Nothing overtakes the head of the queue.
 
     >>> steps_of(DecodesFirst(8), A=(10, 3), B=(4, 1))    # A: a prompt of 10 tokens, 3 to write. Tokens of each step:
     [{'A': 8}, {'A': 2, 'B': 4}, {'A': 1}, {'A': 1}]
@@ -695,11 +696,12 @@ plt.show()
 # %% [markdown]
 # **Read the result.** In the second panel A's prefill ends at 310 ms and B's at 340; B arrived at 50, so it waited 290
 # ms. Chunks in order of arrival made it worse, 340 ms: the rest of A's prompt still comes before B's, and each further
-# step costs 10 ms. **Chunks do not shorten a queue.** They bound the time between two decisions, and so the gap of
-# every sequence that is already decoding.
+# step costs 10 ms. **Chunks do not shorten a queue.** Short requests that wait behind a long prompt are called a
+# *convoy* (head-of-line blocking). What chunks bound is the time between two decisions, and so the gap of every
+# sequence that is already decoding.
 #
 # (A swim lane that is often reprinted has the same requests without the 10 ms of a step, and gives B a time to first
-# token of 300 ms. That is when A is done. Counted from B's arrival:)
+# token of 300 ms. That is the moment at which A's prefill ends. Counted from B's arrival:)
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -707,8 +709,9 @@ _, reprinted = play(PrefillFirstPolicy(), two, StepCost(prompt_token_s=0.001)).r
 print(f"first token of B after {1000 * reprinted.ttft_s:.0f} ms")
 
 # %% [markdown]
-# In the last panel the policy uses these moments to decide differently: each prompt gets a chunk of 25 tokens (the 25
-# of `RotatingPolicy(25, 50)`; 50 is for the step) and goes behind the others. B is soon done; A pays for it.
+# In the last panel (round-robin) the policy uses each new decision, one after every chunk: a prompt gets a chunk of 25
+# tokens (the 25 of `RotatingPolicy(25, 50)`; 50 is for the step) and goes behind the others. B is soon done; A pays for
+# it.
 
 # %% [markdown]
 # ### In the engine
@@ -1533,8 +1536,10 @@ def serve_ahead(device, streams):
     name to token. Two steps at most may be launched and not waited for. device.free(name) gives the blocks of a
     stream back: once, when it has ended and no launched step computes it any more.
     A stream has `name`, `max_tokens`, `tokens` (the known ones: a list to append to), `is_guided` (it is launched only
-    when none of its tokens is in flight) and `has_ended`: by its last known token, or max_tokens. A step has every
-    stream that may compute a token then; what comes for a stream that has ended is dropped.
+    when none of its tokens is in flight) and `has_ended`: by its last known token, or max_tokens. Launch a step
+    whenever some stream may compute a token and fewer than two are in flight; else wait. A step has every stream that
+    may compute a token then, and at least one. Tokens in flight count towards max_tokens; what comes for a stream that
+    has ended is dropped.
 
     >>> device, stream = Device({"A": [5, 7, 0]}), Stream("A", max_tokens=8)  # token 0 ends a stream
     >>> serve_ahead(device, [stream])
@@ -1824,7 +1829,8 @@ for name, policy in {"your 4.4": DecodesFirst(24), "your 4.10": Challenger(cost_
 
 # %% [markdown]
 # <!-- card 4.11 -->
-# What is the cause? Each letter fits once or never. **a** thrashing · **b** a convoy · **c** overload, served
+# What is the cause? Each letter fits once or never. **a** thrashing · **b** a convoy: short
+# requests behind a long one · **c** overload, served
 # in order of arrival · **d** prompts are computed whole, or before the decodes · **e** strict priorities · **f** chunks
 # too small · **g** a device that waits for the plan of each step
 

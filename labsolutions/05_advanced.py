@@ -459,7 +459,8 @@ for title, found in hits.items():
 # > radix tree of tokens where you keep a chain of hashes; its flag is the one that [switches it off,
 # > `--disable-radix-cache`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md).
 # > By roofline, an 8B model in bf16 on an H100 (989 TFLOP/s, 3.35 TB/s): 496 tokens are 7.9 TFLOP, 8.0 ms; the 16 that
-# > are left take 4.8 ms, one read of 16 GB of weights. Longer documents therefore gain more.
+# > are left take 4.8 ms, one read of all 16 GB of weights (15 without the input embedding, of which a step reads a few
+# > rows). Longer documents therefore gain more.
 #
 # **Takeaway.** With 480 of 496 tokens a hit, a prefill computes 16 tokens, and the same clock that shows the saving
 # singles out one of 64 prompts in 12 requests unless tenants have salts.
@@ -529,7 +530,8 @@ for num_tokens, num_experts in experts_read.items():
 # lookup"; A. Saxena, 2023). It costs a search, and no model.
 #
 #     def surface(width, height, depth): return 2 * (width * height  ...  def volume(width, height
-#                 ^^^^^^^^^^^^^ found   ^^^^^^^^^^ the draft                           ^^^^^^^^^^^^^ the newest tokens
+#                 ^^^^^^^^^^^^^~~~~~~~~                                               ^^^^^^^^^^^^^
+#                 found        the draft                                             the newest tokens
 
 # %% [markdown]
 # <!-- card 5.4 -->
@@ -688,7 +690,7 @@ show_source(rejection.accepted_run)
 # *Copying*: one request, greedy, "repeat this program exactly". *Inventing*: eight requests, temperature 1, a story
 # each. Each is run without drafts; with yours in every step; and with yours *as long as it pays*. For that the engine
 # measures what a token costs both ways, eight steps each, stays with the cheaper one, and tries again later
-# (`engine/speculation_gate.py`).
+# (`SpeculationGate` in `twophase_features/speculation/gate.py`).
 
 # %%
 ngram_draft = use("5.4")
@@ -713,16 +715,17 @@ figure = draft_pictures.draw_speeds(speeds)
 
 # %% [markdown]
 # **Read the result.** Your function has just drafted for the real engine. Copying wins: most drafts are accepted, and
-# one sequence leaves the machine idle. Eight stories are the opposite: the text does not repeat, so n-gram look-up
-# finds nothing, and on this CPU every rejected draft is work that the others wait for. The adaptive drafter picks the
-# better one, and pays for trying both. All answers are the same, the sampled ones included (up to rounding). A server
-# watches the same two counters, `num_draft_tokens` and `num_accepted_tokens` of `llm.engine.stats()`; vLLM exports them
-# as `vllm:spec_decode_num_draft_tokens` and `vllm:spec_decode_num_accepted_tokens`.
+# one sequence leaves the machine idle. Eight stories are the opposite: the text hardly repeats, so the look-up matches
+# mostly single tokens and its drafts are mostly wrong; on this CPU every rejected draft is work that the others wait
+# for. "As long as it pays" takes the better way, and pays for trying both. All answers are the same, the sampled ones
+# included (up to rounding). A server watches the same two counters, `num_draft_tokens` and `num_accepted_tokens` of
+# `llm.engine.stats()`; vLLM exports them as `vllm:spec_decode_num_draft_tokens` and
+# `vllm:spec_decode_num_accepted_tokens`.
 
 # %% [markdown]
 # ### A small model as the drafter
 #
-# A lookup finds nothing in a text that repeats nothing. A small model writes the next tokens as the large one would,
+# A lookup drafts badly where the text hardly repeats. A small model writes the next tokens as the large one would,
 # only worse. Its drafts are *drawn*, so there is a q: it drafts one token behind the other, and keeps the row that each
 # was drawn from for your `verify`. The draft model for SmolLM2 is made of SmolLM2: a copy of its first 2 of 30 layers,
 # trained on this machine to give the probabilities of the whole (`advanced/train_draft.py`). It learned from the
@@ -1340,7 +1343,7 @@ figure = window_pictures.draw_readings(readings, window=window)
 # right one?
 
 # %%
-distances = (64, 110, 126, 132, 133, 156)
+distances = (60, 106, 122, 128, 129, 152)
 tellers = {
     "everything": window_engine.full_engine(),
     "window of 128 and 4 sinks": window_engine.engine(sliding_window=128, num_attention_sinks=4),
@@ -1349,15 +1352,17 @@ bits = {name: window_engine.surprises_at_fact(llm, distances) for name, llm in t
 figure = window_pictures.draw_memory(distances, bits, window=128, guess_bits=5 * math.log2(10))
 
 # %% [markdown]
-# **Read the result.** Within the window the number is remembered as well as ever. At 132 each digit is the oldest key
-# that its query still sees, with nothing before it; one token further it is gone, and the model is more surprised than
+# **Read the result.** Within the window the number is remembered as well as ever. At 128, counted from
+# a digit to its repetition, each digit is the oldest key in the window of the query that must tell it, with only the
+# sinks before it; one token further it is gone, and the model is more surprised than
 # by five random digits. So a window is right for text whose past matters less and less, and wrong for retrieval, for
 # long documents with questions at the end, for code that was defined far above. No mean over a text shows you that.
 
 # %% [markdown]
 # ### Layers of different kinds
 #
-# Recent models have both. Gemma 3 (arXiv:2503.19786) has five layers with a window of 1,024 for
+# Many recent models mix two kinds of layers: some see a window only, the others everything. Gemma 3 (arXiv:2503.19786)
+# has five layers with a window of 1,024 for
 # each layer that sees everything. The engine keeps one block table per *group* of layers, and gives back the blocks of
 # the windowed groups. Here is a small random model with two windowed layers for each full one, while it reads
 # and writes 96 tokens in blocks of 8, with a window of 16:
@@ -1372,9 +1377,9 @@ for num_tokens, held in mixed_layers.blocks_held(llm_mixed, num_prompt=24, num_t
 
 # %% [markdown]
 # **Read the result.** Only the blocks of the full layers grow with the text. All groups hold equally many layers, so
-# that one pool of blocks serves them; here each layer is a group of its own. So there are two windowed groups, of 2
-# blocks each, which is what your `kept_blocks` says. The model still reaches its whole past, through a third of its
-# layers.
+# that one pool of blocks serves them; here each layer is a group of its own. So there are two windowed groups of 2
+# blocks each, the 4 that are printed; 2 is also what your `kept_blocks(96, 8, 16, 0)` says. The model still reaches its
+# whole past, through a third of its layers.
 #
 # > **In production, 2026.** A window on a model that was trained without one is opt-in: [`max_attention_window` and
 # > `sink_token_length` are None in
@@ -1384,9 +1389,9 @@ for num_tokens, held in mixed_layers.blocks_held(llm_mixed, num_prompt=24, num_t
 # > cell above does. By roofline: 100,000 tokens of an 8B model hold 13.1 GB of K and V in bf16, 3.9 ms of every step at
 # > 3.35 TB/s; with a window of 1,024 in five of six layers it is 2.3 GB and 0.7 ms.
 #
-# **Takeaway.** A window bounds a sequence of any length to the blocks printed above, four sinks keep its perplexity,
-# and what stood one token beyond the window is gone; layers of different kinds pay for the whole past in a few layers
-# only.
+# **Takeaway.** A window bounds a sequence of any length to the blocks printed above, four sinks avoid most of the rise
+# in perplexity, and what stood one token beyond the window is gone; layers of different kinds pay for the whole past in
+# a few layers only.
 
 # %% [markdown]
 # ### Going further
@@ -1630,7 +1635,8 @@ for name, question in (("first", 20_000), ("second", 30_000)):
 # %% [markdown]
 # ### The whole engine in one picture
 #
-# Five labs have built one engine. Every box is a part that you have written, or whose source you have read:
+# Five labs have built this engine; only the server in front of it is still to come (lab 8). Every other box is a part
+# that you have written, or whose source you have read:
 #
 # ```mermaid
 # flowchart TB
@@ -1657,8 +1663,8 @@ for name, question in (("first", 20_000), ("second", 30_000)):
 #     X -->|"tokens"| V
 # ```
 #
-# Orange work, the prompts, and blue work, the decodes, go through the same boxes in the same step. That is the whole
-# idea of the course: one model, two workloads, one engine.
+# Prompts and decodes, orange and blue in the pictures of this course, go through the same boxes in the same step. That
+# is the whole idea of the course: one model, two workloads, one engine.
 
 # %% [markdown]
 # ## 6. Knowledge check
@@ -1668,9 +1674,9 @@ for name, question in (("first", 20_000), ("second", 30_000)):
 
 # %% [markdown]
 # <!-- card 5.11 -->
-# Temperature 0.8, and a drafter whose drafts are nearly always wrong, with rejection sampling. What becomes of the
-# text?
-# (a) It follows the drafter wherever the target is unsure,
+# Temperature 0.8, and a drafter whose drafts are nearly always wrong, verified by your rule of 5.5 (*rejection
+# sampling*). What becomes of the text?
+# (a) It follows the drafter wherever the large model (the *target*) is unsure,
 # (b) it would be right at temperature 0 only,
 # (c) it comes from a mixture of both distributions,
 # (d) it has the distribution it would have without a drafter, and comes later.

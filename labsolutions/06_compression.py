@@ -1032,8 +1032,9 @@ print(f"4 bits, groups of 64: 4.50 bits per weight, error {error:.1%}")
 # %% [markdown]
 # **Read the result.** With as many bits per weight as rounding, low rank loses several times as much: a trained matrix
 # has no few directions that matter. But the *change* that fine-tuning makes to it has. **LoRA** (arXiv:2106.09685)
-# keeps $W$ and learns $A$ [r, I] and $B$ [O, r]: $y = Wx + BAx$. So the fourth route does not shrink one model; it lets
-# many share one set of weights. Two adapters of rank 8, in one batch, against weights that were merged for each:
+# keeps $W$ and learns $A$ [r, I] and $B$ [O, r]: $y = Wx + BAx$. So low rank, as it is used, does not shrink one model;
+# it lets many share one set of weights. Two adapters of rank 8, in one batch, against weights that were merged for
+# each:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1060,10 +1061,10 @@ print(f"rank 8 for all matrices: {2 * 30 * per_layer / 1e6:.1f} MB; the matrices
 # ## 9. A smaller model that was taught
 # <!-- minutes: 0 + 19 -->
 #
-# The third route makes no weight smaller: it trains a smaller model. **Distillation** lets it learn from the larger
-# one, the **teacher**. It may learn from the teacher's texts (*response*: they are all one needs, also through an API),
-# from the teacher's distribution at each token (*logits*), or from the teacher's scores for what the student itself
-# writes (*trajectory*, or on-policy distillation: the student meets its own mistakes).
+# The last of section 1's four routes makes no weight smaller: it trains a smaller model. **Distillation** lets it learn
+# from the larger one, the **teacher**. It may learn from the teacher's texts (*response*: they are all one needs, also
+# through an API), from the teacher's distribution at each token (*logits*), or from the teacher's scores for what the
+# student itself writes (*trajectory*, or on-policy distillation: the student meets its own mistakes).
 #
 # **Think first.** The teacher drew one token where ten were likely. What does a student learn from that token, and what
 # from the ten probabilities?
@@ -1236,15 +1237,17 @@ for name, text in wrote.items():
     print(f"{name:26} {size:8} {faster:.1f} times the tokens per second: {text!r}")
 
 # %% [markdown]
-# Faster is easy. Now the gate: each line is a measurement against SmolLM2, on 512 tokens of a text
-# that no choice above has seen, and has a bound. A mean passes only if the worse end of its confidence interval is
-# within the bound. The interval: neighbouring tokens resemble each other, so the means of eight stretches of 64 tokens
-# count as the independent observations, and the margin is 1.96 times their standard deviation over the root of 8. The
-# sums, one of the whole gate's probes, are shown beside it.
+# Faster is easy. Now the gate. It has three lines, each measured against SmolLM2 on 512 tokens of a text that no choice
+# above has seen: the perplexity (at most 1.03 times as high), the mean KL divergence (at most 0.035 nats), and the share
+# of positions with the same most likely token (at least 91.5 %). A variant passes if it passes in all three; a mean
+# passes only if the worse end of its confidence interval is within the bound. The interval: neighbouring tokens
+# resemble each other, so the means of eight stretches of 64 tokens count as the independent observations, and the
+# margin is 1.96 times their standard deviation over the root of 8. Beside the verdict you see how many one-digit sums
+# the model adds correctly; they have no bound here.
 
 # %% [markdown]
 # <!-- card 6.10 -->
-# **Predict.** How many of the four variants pass, and which?
+# **Predict.** How many of the four variants pass? (Note for yourself which.)
 
 # %% tags=["exercise:6.10"]
 guess_6_10 = 1  # SOLUTION: how many of the four pass the gate
@@ -1291,7 +1294,7 @@ for kv_cache_dtype in ("int8", "fp8_e4m3"):
 # has three bits of mantissa, finer near zero and coarser at the top, and moves predictions further. int8 passes; fp8
 # failed here by one line, and only by its interval: more than 95 % of the top tokens are the same, but 512 tokens are
 # too few to be sure of it. They also test short contexts only: before K and V are rounded for long ones, the needles of
-# the whole gate have to be found (lab 8, incident E).
+# the whole gate have to be found (lab 8, section 4).
 #
 # **Compress, or take a smaller model?** At the same total number of bits, more weights of 4 bits were almost always
 # better than fewer of 8 or 16, and 3 bits were worse than 4 (several families on zero-shot tasks, arXiv:2212.09720). So

@@ -232,8 +232,9 @@ for name, bytes_per_s in links.items():
 # the whole model, a pool and a scheduler of its own. For the engine on rank 0 the other one is a *tier* of its K/V
 # cache, a second place for blocks. The blocks that arrive wait in host memory, each under the hash of its tokens and of
 # all tokens before them (lab 5), and the request joins the queue when they have come. Its admission copies them into
-# the pool, after whatever the prefix cache has. Full blocks travel, and the last token never does: the rest of the
-# prompt, a block at most, is computed on rank 0 and gives the first token.
+# the pool, after whatever the prefix cache has. So this engine pushes, but into *host memory*: no block of the pool is
+# reserved while the prompt is computed, and the price is one more copy at admission. Full blocks travel, and the last
+# token never does: the rest of the prompt, a block at most, is computed on rank 0 and gives the first token.
 
 # %% [markdown]
 # ```mermaid
@@ -1273,7 +1274,7 @@ with open_plan(path) as llm:
 # time. (`twophase simulate` has an autoscaler to try.)
 #
 # > **In production, 2026.** Kubernetes: a [tolerance of
-# > 10 %](https://kubernetes.io/zh-cn/blog/2025/04/28/kubernetes-v1-33-hpa-configurable-tolerance); a window of [300 s
+# > 10 %](https://kubernetes.io/blog/2025/04/28/kubernetes-v1-33-hpa-configurable-tolerance); a window of [300 s
 # > before it shrinks](https://docs.rs/k8s-openapi/0.29.0/src/k8s_openapi/v1_37/api/autoscaling/v2/hpa_scaling_rules.rs.html),
 # > none before it grows. By roofline, an engine of four H100s loads Llama-3-70B's 141 GB at 10 GB/s (a fast local disk)
 # > in 14 s; over 10 Gbit/s, in almost two minutes.

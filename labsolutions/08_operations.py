@@ -27,8 +27,9 @@ print(before.client_line)
 #
 # - read a streamed answer byte by byte, and refuse a request so that its client knows when to come back;
 # - split a time to first token into six terms, read quantiles out of buckets, and find the slice that a mean hides;
-# - write an alert that a spike does not fire, and know what its silence means; - tell an incident's cause from its
-#   symptoms, keep what paused agents will need again, and share out what a step costs;
+# - write an alert that a spike does not fire, and know what its silence means;
+# - tell an incident's cause from its symptoms, keep what paused agents will need again, and share out what a step
+#   costs;
 # - judge a canary by intervals, and decide how many tokens to spend on an answer.
 #
 # You need labs 3 to 7, or a working knowledge of their subjects: blocks, steps, queues, TTFT and ITL, prefix caching, a
@@ -584,9 +585,10 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 # below; in each of the other five columns something has gone wrong. The hours are simulated: scheduler, blocks and
 # policies are the engine's, a step takes as long as a roofline of the L4 says, and a client that gets no valid JSON
 # asks again. The monitoring system takes a sample every five seconds, and also asks the model for facts that it has
-# hidden in long texts ('needles'). Where a curve has a gap, there was nothing to measure in those five seconds.
-# (Whether a needle is found or JSON is valid is drawn at random, at about the rates that SmolLM2 shows later in this
-# section. Of each hour a minute and a half is simulated.)
+# hidden in long texts ('needles'). Where a curve has a gap, there was nothing to measure in those five seconds. In
+# column *D* prefill and decode have a GPU each, and K and V travel between them; in all others each GPU does both, so
+# row h is empty there. (Whether a needle is found or JSON is valid is drawn at random, at about the rates that SmolLM2
+# shows later in this section. Of each hour a minute and a half is simulated.)
 
 # %% tags=["setup"]
 from twophase_labs.operations import costs, dashboards
@@ -763,6 +765,9 @@ def diagnose(window, healthy):
 # %%
 check("8.7")
 
+# %% [markdown]
+# *D* is compared with a healthy hour of two such GPUs, `healthy, apart`.
+
 # %%
 # NBVAL_CHECK_OUTPUT
 diagnose = use("8.7")
@@ -797,10 +802,10 @@ for name, num_best in {"the whole text": None, "three sentences": 3}.items():
 
 # %% [markdown]
 # > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
-# > memory: in prefill a smaller `--chunked-prefill-size`, which saves a *step's* arrays, the part that the planner
-# > calls workspace; in decode fewer `--max-running-requests`, which is 'half at a time' above; and a smaller
-# > `--mem-fraction-static` for both, which takes from the pool. In vLLM `--max-num-seqs` is 'half at a time',
-# > `--kv-cache-dtype fp8` is 'K/V in 8 bits', and `--quantization` covers both steps for the weights.
+# > memory: in prefill a smaller `--chunked-prefill-size`, which saves a *step's* arrays (*workspace* in the report of
+# > `twophase plan`); in decode fewer `--max-running-requests`, the step *fewer sequences at a time* above; and a
+# > smaller `--mem-fraction-static` for both, which takes from the pool. In vLLM these steps are `--max-num-seqs` (fewer
+# > sequences), `--kv-cache-dtype fp8` (fewer bits in K and V) and `--quantization` (fewer bits in the weights).
 
 # %% [markdown]
 # ## 5. Agent sessions
@@ -1238,7 +1243,7 @@ for variant in shadow.VARIANTS:
 # **Read the result.** "The same text" is a sensitive alarm and a poor judge: `int4` changes several texts of 40 and
 # loses no right answer, the window changes seven and loses four. The purpose of an answer decides, in four layers, each
 # cheaper to check than the next: its **format** (does it parse), its **task** (is the sum right), **safety** (does it
-# refuse what it should, and nothing else; lab 6 counts both), and the **business** (does a support case end without a
+# refuse what it should, and nothing else; not measured here), and the **business** (does a support case end without a
 # person; known days later, and only from real traffic). (Before all of these comes lab 6's gate on fixed texts: how far
 # predictions drift, and needles in long ones.) Now look at the window's line by slice: three kinds of prompts
 # are shorter than the window, and lose nothing. The fourth kind loses facts that are further back. It is one prompt in
@@ -1472,7 +1477,8 @@ for way in more_samples.MAX_TOKENS:
 # - **Best of n by likelihood**: the completion with the highest mean log-probability. (By the *sum*, short ones win.)
 # - **Self-consistency** (arXiv:2203.11171): read each completion's answer, and take the most frequent one. If wrong
 #   paths end in different answers and right ones meet in one, votes find it.
-# - **Beam search**: no samples, but a search for the likeliest text; the engine's beams share blocks (lab 3).
+# - **Beam search**: no samples. The engine keeps the n likeliest beginnings (*beams*), continues each, and keeps the n
+#   likeliest again; beams share blocks by the `fork` of lab 3, section 3.
 # - **A verifier**: a check that tells a right answer from a wrong one and costs less than producing one: tests for
 #   code, a schema, a query that runs, a proof checker, a trained model. Here: are all equations in the completion right
 #   (`adds_up`)? A second verifier also asks whether they are the task's (`is_derived`).

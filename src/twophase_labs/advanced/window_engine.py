@@ -116,7 +116,7 @@ def surprises_at_fact(llm: LLM, distances: Iterable[int]) -> list[float]:
     hay, answer = tokenizer.encode(prose()), tokenizer.encode(ANSWER)
     bits = []
     for distance in distances:
-        ids = [*told, *hay[: max(0, distance - 24)], *asked, *answer]
+        ids = [*told, *hay[: max(0, distance - 20)], *asked, *answer]
         rows = torch.cat(list(step_logits(llm, ids, salt)))[-len(answer) - 1 : -1]
         bits.append(
             float(F.cross_entropy(rows, torch.tensor(answer, device=rows.device), reduction="sum")) / math.log(2)

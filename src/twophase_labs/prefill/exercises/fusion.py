@@ -15,7 +15,7 @@ NORM = exercise("2.6", "Residual and norm in one kernel", "add_rmsnorm_kernel", 
 NORM.difficulty = 2
 NORM.objective = "write a fused kernel in Triton from an empty body"
 NORM.hints = (
-    "It is `row_max_kernel` of section 6 with two loads instead of one, and two stores.",
+    "It is `row_max_kernel` of section 6 with three loads instead of one, and two stores.",
     "Load a row of x and of residual with the mask and `other=0.0`; add; store h; the mean of squares is `tl.sum(h "
     "* h, axis=0) / N`, since masked elements are 0; `tl.rsqrt` is one over the square root.",
     "Skeleton:\n"

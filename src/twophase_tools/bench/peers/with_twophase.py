@@ -3,6 +3,9 @@
 import time
 from typing import Any
 
+import twophase  # noqa: F401  (before torch: it says how long OpenMP's threads spin)
+
+# isort: split
 import torch
 
 from twophase.core.request import SamplingParams
