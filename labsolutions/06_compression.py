@@ -1238,9 +1238,9 @@ for name, text in wrote.items():
 
 # %% [markdown]
 # Faster is easy. Now the gate. It has three lines, each measured against SmolLM2 on 512 tokens of a text that no choice
-# above has seen: the perplexity (at most 1.03 times as high), the mean KL divergence (at most 0.035 nats), and the share
-# of positions with the same most likely token (at least 91.5 %). A variant passes if it passes in all three; a mean
-# passes only if the worse end of its confidence interval is within the bound. The interval: neighbouring tokens
+# above has seen: the perplexity (at most 1.03 times as high), the mean KL divergence (at most 0.035 nats), and the
+# share of positions with the same most likely token (at least 91.5 %). A variant passes if it passes in all three; a
+# mean passes only if the worse end of its confidence interval is within the bound. The interval: neighbouring tokens
 # resemble each other, so the means of eight stretches of 64 tokens count as the independent observations, and the
 # margin is 1.96 times their standard deviation over the root of 8. Beside the verdict you see how many one-digit sums
 # the model adds correctly; they have no bound here.
