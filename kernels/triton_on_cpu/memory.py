@@ -216,7 +216,7 @@ def _twin(kernel: Kernel, op: Op) -> tuple[str, str] | None:
 
 
 def _base_and_offsets(pointer: Value) -> tuple[Value, list[Value]]:
-    """The scalar that a tensor of pointers begins with, and what is added to it."""
+    """The scalar that a tensor of pointers begins with, and the offsets that are added to it."""
     offsets = []
     while pointer.type.shape and pointer.op.name in ("tt.addptr", "tt.broadcast", "tt.expand_dims", "tt.splat"):
         offsets += pointer.op.operands[1:]

@@ -5,8 +5,8 @@ oneDNN's tensor and there is no second copy. Whether the layout is this one is a
 processor, so each weight's memory is compared with our own packing, bit by bit, when the model is loaded. Where they
 differ, the kernel gets a copy.
 
-Up to `MAX_ROWS` rows, those of the largest step that is recorded, all products are the kernel's. oneDNN's may be as
-fast alone, but its threads spin while they wait, on the cores that our kernels need meanwhile. A step of 8 sequences
+Up to `MAX_ROWS` rows, as many as the largest step that is recorded has, all products are the kernel's. oneDNN's may be
+as fast alone, but its threads spin while they wait, on the cores that our kernels need meanwhile. A step of 8 sequences
 that gave a part of its products to oneDNN took 40 ms, and 28 without (SmolLM2 in bfloat16, two cores).
 """
 
