@@ -305,7 +305,7 @@ print(
 #
 # **And the bandwidth?** Blocks are shared, and still every sequence reads all of them itself, in every step: 300 times
 # the same 200 tokens. **Cascade** (shared-prefix) attention reads the common part once, for the queries of all
-# sequences together, then each sequence's own part, and merges the two by their LSE. That is your merge of lab 2. Here
+# sequences together, then each sequence's own part, and merges the two by their LSE. That is your merge of lab 3. Here
 # are 16 sequences in one layer of SmolLM2's shape, with 512 tokens in common and 32 of their own:
 
 # %%
@@ -313,7 +313,7 @@ print(
 from twophase_labs.advanced.cascade import HEAD_DIM, KV_BYTES, attend
 from twophase_labs.machine.own_parts import own_parts
 
-merge_halves = own_parts("merge_halves")["merge_halves"]  # your 2.5, or the reference
+merge_splits = own_parts("merge_splits")["merge_splits"]  # your 3.10, or the reference
 num_seqs, num_common, num_own = 16, 512, 32
 draw = torch.Generator().manual_seed(5)
 queries = torch.randn(num_seqs, HEAD_DIM, generator=draw)
@@ -325,8 +325,10 @@ alone = [
 ]
 of_common = attend(queries, common_k, common_v)  # one product for all sequences
 of_own = [attend(queries[i : i + 1], own_k[i], own_v[i]) for i in range(num_seqs)]
-merged, _ = merge_halves(*of_common, *(torch.cat(part) for part in zip(*of_own, strict=True)))
-print("equal:", torch.allclose(merged, torch.cat(alone), atol=1e-5))
+of_own = [torch.cat(part) for part in zip(*of_own, strict=True)]
+partial, lse = (torch.stack(part, 1)[:, None] for part in zip(of_common, of_own, strict=True))  # [16, 1, 2 splits, D]
+merged, _ = merge_splits(partial, lse)
+print("equal:", torch.allclose(merged[:, 0], torch.cat(alone), atol=1e-5))
 reads = {"each alone": num_seqs * (num_common + num_own), "cascade": num_common + num_seqs * num_own}
 for name, num_read in reads.items():
     print(f"{name:11} reads K and V of {num_read:5,} tokens, {num_read * KV_BYTES / 2**20:5.1f} MiB in bf16")
