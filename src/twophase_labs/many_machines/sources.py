@@ -15,6 +15,6 @@ SGLang, read November 2026: https://docs.sglang.io/docs/advanced_features/pd_dis
 vLLM, open in November 2026: https://github.com/vllm-project/vllm/issues/49250
 vLLM, latest, read November 2026: https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/
 SGLang's gateway (SMG), its source, read November 2026: https://raw.githubusercontent.com/lightseekorg/smg/main/docs/getting-started/load-balancing.md
-Kubernetes' blog, 1.33: https://kubernetes.io/zh-cn/blog/2025/04/28/kubernetes-v1-33-hpa-configurable-tolerance
+Kubernetes' blog, 1.33: https://kubernetes.io/blog/2025/04/28/kubernetes-v1-33-hpa-configurable-tolerance
 Kubernetes' interface, 1.37: https://docs.rs/k8s-openapi/0.29.0/src/k8s_openapi/v1_37/api/autoscaling/v2/hpa_scaling_rules.rs.html
 """)
