@@ -57,20 +57,20 @@ COURSE: Mapping[str, str] = {
         "the generation loop, a K/V cache, its bytes, a budget of memory, sampling; your loop runs in the engine"
     ),
     "02_prefill": (
-        "attention on a real layer, a roofline, online softmax, the Triton write and prefill kernels, chunked prefill, "
-        "fusion; your prefill runs in the engine"
+        "attention on a real layer, a roofline, online softmax; in Triton, from an empty body, a fused norm, "
+        "FlashAttention and its paged, ragged form; chunked prefill; your prefill runs in the engine"
     ),
     "03_decode": (
-        "a block pool and block tables, copy-on-write, the Triton decode, split and merge kernels, int8 K/V; your "
-        "allocator and your kernels run in the engine"
+        "a block pool and block tables, copy-on-write, the Triton decode kernel from an empty body, its splits, their "
+        "merge and plan, int8 K/V, a step's time; your allocator and your kernels run in the engine"
     ),
     "04_scheduling": (
         "static, dynamic and continuous batching, chunked prefill as a policy of your own, latency metrics, "
-        "preemption, priorities, an open challenge; your policy runs in the engine"
+        "preemption, priorities, planning ahead of the device, an open challenge; your policy runs in the engine"
     ),
     "05_advanced": (
-        "prefix caching and its timing channel, drafts and their verification, guided decoding, windows and heavy "
-        "hitters; your store, drafter, verifier and mask run in the engine"
+        "prefix caching and its timing channel, drafts and trees of them, their verification, structured outputs, "
+        "windows and sinks; your store, drafter, verifier and mask run in the engine"
     ),
     "06_compression": (
         "rounding in groups, a GGUF file bit by bit, W8A8 and SmoothQuant, AWQ, GPTQ, a 4-bit Triton kernel, sparsity, "
