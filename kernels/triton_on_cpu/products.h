@@ -107,14 +107,16 @@ PRODUCT(add_pairs, word, ADD_PAIRS, 0)
 PRODUCT(add_pairs_in_memory, word, ADD_PAIRS, IN_MEMORY)
 
 #ifdef __AMX_BF16__
-/* AMX: C in tiles of TILE_ROWS x 16 (registers 0 to 3), A in TILE_ROWS x 16 pairs (4), B in 16 x 16 pairs (5).
+/* AMX: C in tiles of TILE_ROWS x 16 (registers 0 to 3), A in TILE_ROWS x 16 pairs (4), B in 16 x 16 pairs (5); of a
+ * product that is turned, C and A in 16 x TILE_ROWS (6 and 7).
  * TILE_ROWS is the kernel's: 16, or the least M of its products, which then divides all of them. */
 static int has_tiles; /* if Linux lets this process use them */
 __attribute__((constructor)) static void ask_for_tiles(void) {
   has_tiles = !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* the registers of AMX */);
 }
 static const struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } TILES = {
-  1, 0, {0}, {64, 64, 64, 64, 64, 64}, {TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, 16}
+  1, 0, {0}, {64, 64, 64, 64, 64, 64, 4 * TILE_ROWS, 4 * TILE_ROWS},
+  {TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, 16, 16, 16}
 };
 #define TILES_BEGIN if (has_tiles) _tile_loadconfig(&TILES);
 #define TILES_END if (has_tiles) _tile_release();
@@ -138,9 +140,59 @@ INLINE void add_tiles(const int M, const int N, const int K, const uint16_t* A, 
   }
 }
 #define TILES_TAKE(K) (has_tiles && (K) % 32 == 0)
+
+/* M rows of 16 lanes, row by row in M vectors, are turned to 16 rows of M, and back: M is a power of two, at most 8. */
+#define ZIPPED(j, first) ((j) / 2 + (j) % 2 * 16 + (first))
+#define EACH_OTHER(j, first) (2 * (j) + (first))
+INLINE void turn_few(const int M, v16* v) {
+  for (int turned = 1; turned < M; turned *= 2) {
+    v16 old[M];
+    for (int i = 0; i < M; i++) old[i] = v[i];
+    for (int i = 0; i < M / 2; i++) {
+      v[2 * i] = SHUFFLE(old[i], old[i + M / 2], LANES(ZIPPED, 0));
+      v[2 * i + 1] = SHUFFLE(old[i], old[i + M / 2], LANES(ZIPPED, 8));
+    }
+  }
+}
+INLINE void turn_few_back(const int M, v16* v) {
+  for (int turned = 1; turned < M; turned *= 2) {
+    v16 old[M];
+    for (int i = 0; i < M; i++) old[i] = v[i];
+    for (int i = 0; i < M / 2; i++) {
+      v[i] = SHUFFLE(old[2 * i], old[2 * i + 1], LANES(EACH_OTHER, 0));
+      v[i + M / 2] = SHUFFLE(old[2 * i], old[2 * i + 1], LANES(EACH_OTHER, 1));
+    }
+  }
+}
+/* B [N, K] in memory or an array, and few rows: C^T += B A^T, for which A alone is turned. */
+INLINE void add_tiles_turned(const int M, const int N, const int K, const uint16_t* A, const uint16_t* B, const int64_t stride, float* C) {
+  float a[K / 2 * M] ALIGNED, c[16 * M] ALIGNED;
+  for (int k = 0; k < K / 2; k += 16) {
+    v16 rows[M];
+    for (int m = 0; m < M; m++) rows[m] = AT(&A[m * K + 2 * k]);
+    turn_few(M, rows);
+    for (int m = 0; m < M; m++) AT(&a[k * M + 16 * m]) = rows[m];
+  }
+  for (int n = 0; n < N; n += 16) {
+    __asm__ volatile("" ::: "memory");
+    _tile_zero(6);
+    for (int k = 0; k < K; k += 32) {
+      _tile_loadd(5, &B[n * stride + k], 2 * stride);
+      _tile_loadd(7, &a[k / 2 * M], 4 * M);
+      _tile_dpbf16ps(6, 5, 7);
+    }
+    _tile_stored(6, c, 4 * M);
+    __asm__ volatile("" ::: "memory");
+    v16 rows[M];
+    for (int m = 0; m < M; m++) rows[m] = AT(&c[16 * m]);
+    turn_few_back(M, rows);
+    for (int m = 0; m < M; m++) AT(&C[m * N + n]) += rows[m];
+  }
+}
 #else
 #define TILES_TAKE(K) 0
 #define add_tiles(...)
+#define add_tiles_turned(...)
 #endif
 
 /* B [K / 2, N] of words in memory. The time of few rows is the memory's. */
@@ -161,13 +213,27 @@ INLINE void product_of_own_pairs(const int M, const int N, const int K, const ui
 }
 
 #ifdef __AVX512BF16__
+typedef uint16_t h32 __attribute__((vector_size(64), aligned(2), may_alias));
+#define PAIR_OF(j, d) (d) + (j), 32 + (d) + (j)
+#define HALVES(d) LANES(PAIR_OF, d)
 INLINE void product_bf16(const int M, const int N, const int K, const uint16_t* A, const uint16_t* B, const int64_t stride, float* C) {
   uint32_t pairs[K / 2 * N] ALIGNED;
-  for (int k = 0; k < K / 2; k++) for (int n = 0; n < N; n++)
-    pairs[k * N + n] = B[2 * k * stride + n] | (uint32_t)B[(2 * k + 1) * stride + n] << 16;
+  for (int k = 0; k < K / 2; k++) {
+    const uint16_t *even = &B[2 * k * stride], *odd = even + stride;
+    if (N % 32) for (int n = 0; n < N; n++) pairs[k * N + n] = even[n] | (uint32_t)odd[n] << 16;
+    else for (int n = 0; n < N; n += 32) {
+      h32 a = *(h32*)&even[n], b = *(h32*)&odd[n];
+      *(h32*)&pairs[k * N + n] = SHUFFLE(a, b, HALVES(0));
+      *(h32*)&pairs[k * N + n + 16] = SHUFFLE(a, b, HALVES(16));
+    }
+  }
   product_of_own_pairs(M, N, K, A, pairs, C);
 }
 INLINE void product_bf16_transposed(const int M, const int N, const int K, const uint16_t* A, const uint16_t* B, const int64_t stride, float* C) {
+  if (TILES_TAKE(K) && M == TILE_ROWS && M < 16) {
+    add_tiles_turned(M, N, K, A, B, stride, C);
+    return;
+  }
   uint32_t pairs[K / 2 * N] ALIGNED;
   turn(N, K / 2, (const float*)B, stride / 2, (float*)pairs);
   product_of_own_pairs(M, N, K, A, pairs, C);

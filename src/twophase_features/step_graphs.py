@@ -25,6 +25,7 @@ from twophase.cache.kv_cache import KVCache
 from twophase.core.plan import ScheduledChunk
 from twophase.engine.runner import TABLE_COLUMNS, PackedBatch, pack
 from twophase.model.llama import LlamaModel
+from twophase_features.triton.huge_pages import begin_in_huge_pages
 from twophase_kernels import mode
 
 logger = logging.getLogger(__name__)
@@ -112,8 +113,10 @@ def decode_graphs(model: LlamaModel, kv_cache: KVCache, max_model_len: int) -> "
     if why_not is not None:
         logger.info("%s: decodes run eagerly", why_not)
         return None
-    capture: Capture = CudaGraphs(kv_cache.device) if mode() == "cuda" else RecordedLaunches()
-    return DecodeGraphs(model, kv_cache, max_model_len, capture)
+    if mode() == "cuda":
+        return DecodeGraphs(model, kv_cache, max_model_len, CudaGraphs(kv_cache.device))
+    begin_in_huge_pages(kv_cache.storage)
+    return DecodeGraphs(model, kv_cache, max_model_len, RecordedLaunches())
 
 
 def _why_not(model: LlamaModel) -> str | None:

@@ -13,6 +13,10 @@ import torch
 from tests.mutation import KillTable, Mutant
 from twophase_features.triton import huge_pages
 
+can_have_huge_pages = pytest.mark.skipif(
+    sys.platform != "linux" or not huge_pages.use_huge_pages([torch.ones(2**20)]), reason="not run here: no huge pages"
+)
+
 
 def huge_kib() -> int:
     """This process's anonymous memory in huge pages."""
@@ -41,9 +45,20 @@ def check_moved(module) -> None:
         assert huge_kib() - kib >= 2048 * (moved - 4), "some were huge before"
 
 
+def check_begun(module) -> None:
+    kib = huge_kib()
+    memory = mmap.mmap(-1, 6 * module.PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    module.begin_in_huge_pages([tensor, torch.arange(5)])
+    assert huge_kib() == kib, "no page is used yet"
+    assert not tensor.fill_(1).eq(0).any()
+    assert huge_kib() - kib >= 2048
+
+
 def check_system_without(module) -> None:
     for advise in (None, lambda *range_and_advice: -1):
         with patch.object(module, "_madvise", lambda advise=advise: advise):
+            module.begin_in_huge_pages([torch.zeros(2**20)])
             assert module.use_huge_pages([torch.zeros(2**20)]) == 0
 
 
@@ -52,20 +67,24 @@ def test_moved():
     check_moved(huge_pages)
 
 
+@can_have_huge_pages
+def test_begun():
+    check_begun(huge_pages)
+
+
 def test_system_without():
     check_system_without(huge_pages)
 
 
 MUTANTS = [
     ("pages of no size", check_moved, "advise(page * PAGE_BYTES, PAGE_BYTES", "advise(page * PAGE_BYTES, 0"),
-    ("elements for bytes", check_moved, "tensor.numel() * tensor.itemsize", "tensor.numel()"),
+    ("elements for bytes", check_moved, "(begin + tensor.numel() * tensor.itemsize)", "(begin + tensor.numel())"),
+    ("nothing begins huge", check_begun, "advise(begin, num_bytes, MADV_HUGEPAGE)", "pass"),
     ("refused pages count", check_system_without, "MADV_COLLAPSE) == 0 for", "MADV_COLLAPSE) <= 0 for"),
 ]
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or not huge_pages.use_huge_pages([torch.ones(2**20)]), reason="not run here: no huge pages"
-)
+@can_have_huge_pages
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "check", "old", "new"), MUTANTS, ids=[row[0] for row in MUTANTS])
 def test_mutants_are_killed(name, check, old, new):

@@ -1,4 +1,4 @@
-"""Weights in huge pages: a processor that reads them once a token spends less time on finding their addresses.
+"""Weights, keys and values in huge pages: a processor that reads them once a token finds their addresses sooner.
 
 A decode step reads all weights, far more pages of 4 KB than a processor remembers the places of. In pages of 2 MB a
 step of SmolLM2 in bfloat16 takes 12 % less time (a virtual machine, where a page is found in two tables), and two
@@ -17,6 +17,7 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 PAGE_BYTES = 2 * 2**20  # on x86, and on ARM with pages of 4 KB
+MADV_HUGEPAGE = 14  # pages of a range are huge from their first use on
 MADV_COLLAPSE = 25  # Linux 6.1: moves what lies in a range into huge pages, at once
 
 
@@ -40,6 +41,16 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> int:
     moved = sum(advise(page * PAGE_BYTES, PAGE_BYTES, MADV_COLLAPSE) == 0 for page in pages)
     logger.info("%d of %d huge pages for weights.", moved, len(pages))
     return moved
+
+
+def begin_in_huge_pages(tensors: Iterable[Tensor]) -> None:
+    """Memory that nobody has used yet will be in huge pages, as far as the system can; it takes none before."""
+    advise = _madvise()
+    for tensor in tensors:
+        begin = -(-tensor.data_ptr() // PAGE_BYTES) * PAGE_BYTES
+        num_bytes = tensor.data_ptr() + tensor.numel() * tensor.itemsize - begin
+        if advise is not None and num_bytes > 0:
+            advise(begin, num_bytes, MADV_HUGEPAGE)
 
 
 @functools.cache

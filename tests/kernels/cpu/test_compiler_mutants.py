@@ -165,13 +165,16 @@ MUTANTS = {
     "products.h": [
         ("single vectors", "BLOCK(2, 4, STEP, AHEAD) BLOCK(2, 1, STEP, AHEAD)", "BLOCK(2, 4, STEP, AHEAD)", products.test_product, (2, 16, 16), False),
         ("the first rows only", "m < M; m += MIN(M, BLOCK_ROWS)", "m < MIN(M, BLOCK_ROWS); m += MIN(M, BLOCK_ROWS)", products.test_product, (64, 16, 32), False),
-        ("halves swapped", "B[2 * k * stride + n] | (uint32_t)B[(2 * k + 1) * stride + n] << 16", "B[(2 * k + 1) * stride + n] | (uint32_t)B[2 * k * stride + n] << 16", products.test_product_of_bf16, (16, 32, 64), False),
+        ("halves swapped", "even[n] | (uint32_t)odd[n] << 16", "odd[n] | (uint32_t)even[n] << 16", products.test_product_of_bf16, (2, 16, 16), False),
+        ("vectors' halves swapped", "(d) + (j), 32 + (d) + (j)", "32 + (d) + (j), (d) + (j)", products.test_product_of_bf16, (16, 32, 64), False),
+        ("a few rows turned half", "for (int turned = 1; turned < M; turned *= 2) {\n    v16 old[M];\n    for (int i = 0; i < M; i++) old[i] = v[i];\n    for (int i = 0; i < M / 2; i++) {\n      v[2 * i]", "for (int turned = 1; turned < 2; turned *= 2) {\n    v16 old[M];\n    for (int i = 0; i < M; i++) old[i] = v[i];\n    for (int i = 0; i < M / 2; i++) {\n      v[2 * i]", products.test_product_of_bf16, (8, 32, 64), True),
+        ("turned products begin anew", "AT(&C[m * N + n]) += rows[m];", "AT(&C[m * N + n]) = rows[m];", products.test_product_of_bf16, (4, 64, 32), True),
         ("one half of widened pairs", "FLOAT((a) & 0xffff0000u) * (v16)", "FLOAT((a) << 16) * (v16)", products.test_processors_that_have_less, "bf16", 4, products.LESS[1]),
         ("half of the pairs", "add_pairs_in_memory(M, N, K / 2, ", "add_pairs_in_memory(M, N, K / 4, ", products.test_as_it_lies, "bf16", 4, 2, False),
         ("sums in the wrong lanes", "FOLD(8) FOLD(4) FOLD(2) FOLD(1)", "FOLD(8) FOLD(4) FOLD(1) FOLD(2)", products.test_product, (4, 64, 32), True),
         ("turned by three quarters", "TURN(8) TURN(4) TURN(2) TURN(1)", "TURN(8) TURN(4) TURN(2)", products.test_product, (16, 32, 64), True),
         ("the first columns of tiles only", "if (width > 2) { DO(2) DO(3) }", "", products.test_product_of_bf16, (4, 64, 32), False),
-        ("the first pairs of tiles only", "for (int k = 0; k < K; k += 32) {", "for (int k = 0; k < 32; k += 32) {", products.test_product_of_bf16, (16, 32, 64), False),
+        ("the first pairs of tiles only", "for (int k = 0; k < K; k += 32) {\n      for (int i", "for (int k = 0; k < 32; k += 32) {\n      for (int i", products.test_product_of_bf16, (16, 32, 64), False),
     ],
     "access.h": [
         ("one element past the end", "address - l->extents[i].base <= l->extents[i].bytes - bytes", "address - l->extents[i].base <= l->extents[i].bytes", memory.test_a_read_too_far, memory.FP32),

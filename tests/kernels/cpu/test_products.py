@@ -13,7 +13,16 @@ from tests.kernels.cpu import small_kernels as kernels
 from tests.kernels.cpu.harness import build, optimised, run
 from twophase_kernels._triton import tl
 
-SHAPES = [(16, 32, 64), (4, 64, 32), (2, 64, 32), (2, 16, 16), (4, 8, 16), (16, 8, 16), (64, 16, 32)]  # (M, N, K)
+SHAPES = [
+    (16, 32, 64),
+    (8, 32, 64),
+    (4, 64, 32),
+    (2, 64, 32),
+    (2, 16, 16),
+    (4, 8, 16),
+    (16, 8, 16),
+    (64, 16, 32),
+]  # (M, N, K)
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn}
 
 
