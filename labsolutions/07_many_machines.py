@@ -1161,26 +1161,9 @@ for chunk in (256, 8192):
 
 # %% [markdown]
 # Compared with chunks of 8,192 (most prompts then fit into one step) disaggregation wins clearly; compared with chunks
-# of the right size it wins nothing here. But can these times be trusted? They take a step to last as long as all of its
-# bytes or all of its arithmetic, as if the one always hid behind the other. A step is a row of kernels, and the K and V
-# that attention reads cannot hide behind the products before and after it. So add up kernel by kernel:
-
-# %%
-# NBVAL_CHECK_OUTPUT
-by_kernel = fleets.KernelByKernel()
-for num in (8, 64, 256):
-    load = fleets.mixed_step(num, context=1000, chunk=512)
-    times_ms = (1e3 * float(model.run_s(load)) for model in (fleets.H100, by_kernel))
-    print(f"{num:3} decodes beside a chunk of 512: {{:5.1f}} ms as a whole, {{:5.1f}} ms in kernels".format(*times_ms))
-for chunk in (256, 8192):
-    name = f"mixed, {chunk:,}, in kernels"
-    print(fleets.serve(fleets.DOCUMENTS, LeastTokens(), 8, name, chunk, by_kernel).line)
-
-# %% [markdown]
-# **Read the result.** With hundreds of decodes in a step, the simple sum is half too short. Here each of eight engines
-# decodes few sequences at a time, so the conclusion stands: **chunked prefill is enough** as long as the chunks are
-# small, and then no transfer is needed. Pools pay when batches are large, or when the two phases want different
-# hardware (*Going further*).
+# of the right size it wins nothing here. Here each of eight engines decodes few sequences at a time: **chunked prefill
+# is enough** as long as the chunks are small, and then no transfer is needed. Pools pay when batches are large, or when
+# the two phases want different hardware (*Going further*).
 
 # %% [markdown]
 # > **In production, 2026.** vLLM's documentation of [disaggregated

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, final
-
-import numpy as np
+from typing import final
 
 from twophase.core.request import Request
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
@@ -103,35 +101,6 @@ def _within(total: ServingReport) -> float:
 def _at(percent: int, times_s: Sequence[float | int | None]) -> float:
     """A percentile of the times that there are."""
     return percentile([time_s for time_s in times_s if time_s is not None], percent) or 0.0
-
-
-@final
-@dataclass(frozen=True)
-class KernelByKernel(CostModel):
-    """A step as its kernels run, one after the other: products with weights, then attention. Each takes as long as its
-    arithmetic or its bytes, but none hides behind another, as it may in the roofline of a whole step."""
-
-    whole: RooflineCostModel = H100
-
-    def overhead_s(self, num_chunks: int | float) -> tuple[float | int, float | int]:
-        return self.whole.overhead_s(num_chunks)
-
-    def run_s(self, load: StepLoad) -> Any:
-        whole, assumed = self.whole, self.whole.assumptions
-        products = load._replace(decode_context=0, prefill_pairs=0, prefill_context=0)
-        flops_s = (whole.flops(load) - whole.flops(products)) / (
-            whole.hardware.flops_per_s * assumed.compute_efficiency
-        )
-        bytes_s = (whole.bytes(load) - whole.bytes(products)) / (
-            whole.hardware.bytes_per_s * assumed.bandwidth_efficiency
-        )
-        return whole.run_s(products) + np.maximum(flops_s, bytes_s)
-
-
-def mixed_step(num_decodes: int, context: int, chunk: int) -> StepLoad:
-    """A step of so many decodes with `context` tokens each, and the last chunk of a prompt that is no longer."""
-    keys = num_decodes * context
-    return StepLoad(num_decodes + chunk, num_decodes + 1, num_decodes + 1, keys, num_pairs(0, chunk), chunk)
 
 
 def replica(max_tokens: int = 2048, cost_model: CostModel = H100, *, is_caching: bool = False) -> Replica:

@@ -59,7 +59,7 @@ class Plan:
         return WorkloadCost.of(self.config)
 
     @property
-    def ridge_batch(self) -> float | None:
+    def ridge_batch(self) -> float:
         return self.cost.ridge_batch
 
     @cached_property

@@ -76,11 +76,7 @@ def _times(plan: Plan) -> list[str]:
         ("at most", most),
     )
     lines += [_row(name, state, workload.output_tokens) for name, state in rows if state is not None]
-    ridge = (
-        "decodes are never bound by arithmetic: reading their K/V takes longer"
-        if plan.ridge_batch is None
-        else f"decodes are bound by arithmetic from {plan.ridge_batch:,.0f} sequences on"
-    )
+    ridge = f"the products of decodes are bound by arithmetic from {plan.ridge_batch:,.0f} sequences on"
     return [
         *lines,
         f"at most, by Little's law: {most.num_requests:,.1f} at once / {most.num_requests / most.requests_per_s:.4g} s "

@@ -1,7 +1,7 @@
 """What a mean request costs: the loads of its steps, and their time by roofline."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from twophase_tools.capacity.config import PlanConfig, Workload
 from twophase_tools.capacity.memory import even_shape
@@ -92,20 +92,9 @@ class WorkloadCost:
         return float(self.cost_model.cost(load).total_s)
 
     @property
-    def ridge_batch(self) -> float | None:
-        """Decodes in a step from which on its arithmetic takes longer than its memory traffic; None: never, because
-        reading their K/V takes longer than their products."""
-        hardware, assumed = self.cost_model.hardware, self.cost_model.assumptions
-
-        def seconds(flops: Any, num_bytes: Any) -> tuple[float, float]:
-            return (
-                float(flops) / (hardware.flops_per_s * assumed.compute_efficiency),
-                float(num_bytes) / (hardware.bytes_per_s * assumed.bandwidth_efficiency),
-            )
-
-        one = StepLoad(1, 1, 1, self.mean_context, 0, 0)
-        shape = self.cost_model.shape
-        kv_bytes = (self.mean_context + 1) * shape.kv_bytes_per_token
-        compute_s, kv_s = seconds(self.cost_model.flops(one), kv_bytes)
-        _, weights_s = seconds(0, shape.weight_bytes)  # of experts: all, which a large batch reads
-        return weights_s / (compute_s - kv_s) if compute_s > kv_s else None
+    def ridge_batch(self) -> float:
+        """Decodes in a step from which on its products take longer than reading the weights."""
+        model = self.cost_model
+        (flops, _), *_ = model.kernels(StepLoad(1, 1, 1, 0, 0, 0))
+        weights = model.shape.weight_bytes  # of experts: all, which a large batch reads
+        return float(model.roofline_s(0, weights) / model.roofline_s(flops, 0))

@@ -122,13 +122,15 @@ class Assumptions:
 @final
 @dataclass(frozen=True, slots=True)
 class RooflineCostModel(CostModel):
-    """A step takes as long as its arithmetic or its memory traffic, whichever is longer (Williams, Waterman and
-    Patterson, Roofline, CACM 52(4), 2009), on `tensor_parallel` GPUs that divide both evenly, plus two all-reduces a
-    layer (Megatron-LM, arXiv:1909.08053, section 3):
+    """A step is a row of kernels, and each takes as long as its arithmetic or its memory traffic, whichever is longer
+    (Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009): the products with weights, the attention of decodes,
+    that of prefills, and writing K and V. None hides behind another, which waits for its result. `tensor_parallel` GPUs
+    divide all of them evenly, and there are two all-reduces a layer (Megatron-LM, arXiv:1909.08053, section 3):
 
-        run = max(FLOPs / (n * peak FLOP/s * efficiency), bytes / (n * bandwidth * efficiency)) + all-reduces + swaps
-        FLOPs = 2 * (layer weights * tokens + output weights * samples) + 4 * H * D * layers * pairs
-        bytes = weights + (keys read + keys written) * K/V bytes per token
+        run = sum of the kernels' times + all-reduces + swaps
+        time = max(FLOPs / (n * peak FLOP/s * efficiency), bytes / (n * bandwidth * efficiency))
+        products:   2 * (layer weights * tokens + output weights * samples) FLOPs; the weights' bytes
+        attention:  4 * H * D * layers * pairs FLOPs; (keys read + keys written) * K/V bytes per token
         swaps = swapped blocks * bytes per block / (n * host bandwidth)
         all-reduces = 2 * layers * (latency + 2 (n - 1) / n * tokens * hidden * bytes / (link bandwidth * efficiency))
 
@@ -155,12 +157,18 @@ class RooflineCostModel(CostModel):
         return self.assumptions.schedule_s + more_s, self.assumptions.update_s + more_s
 
     def run_s(self, load: StepLoad) -> float | int:
-        n, assumed = self.tensor_parallel, self.assumptions
-        compute_s = self.flops(load) / (n * self.hardware.flops_per_s * assumed.compute_efficiency)
-        memory_s = self.bytes(load) / (n * self.hardware.bytes_per_s * assumed.bandwidth_efficiency)
+        kernels_s = sum(self.roofline_s(*work) for work in self.kernels(load))
         block_bytes = self.block_size * self.shape.kv_bytes_per_token
-        swaps_s = load.num_moved_blocks * block_bytes / (n * assumed.host_bytes_per_s)
-        return max(compute_s, memory_s) + self.all_reduce_s(load.num_tokens) + swaps_s
+        swaps_s = load.num_moved_blocks * block_bytes / (self.tensor_parallel * self.assumptions.host_bytes_per_s)
+        return kernels_s + self.all_reduce_s(load.num_tokens) + swaps_s
+
+    def roofline_s(self, flops: float | int, num_bytes: float | int) -> float | int:
+        """Seconds of a kernel that all GPUs share."""
+        compute_s = flops / (self.tensor_parallel * self.hardware.flops_per_s * self.assumptions.compute_efficiency)
+        memory_s = num_bytes / (
+            self.tensor_parallel * self.hardware.bytes_per_s * self.assumptions.bandwidth_efficiency
+        )
+        return max(compute_s, memory_s)
 
     def num_blocks(self, memory_share: float | int = 0.9) -> int:
         """K/V blocks beside the weights, in a share of the GPUs' memory.
@@ -180,20 +188,23 @@ class RooflineCostModel(CostModel):
             )
         return num_blocks
 
-    def flops(self, load: StepLoad) -> float | int:
-        """A product of an m x k and a k x n matrix takes 2 m k n operations."""
-        shape = self.shape
-        products = 2 * (shape.active_layer_params * load.num_tokens + shape.output_params * load.num_samples)
-        # q k^T and p v: 2 D operations each for a query, a key and a head.
-        num_pairs = load.decode_context + load.prefill_pairs
-        return products + 4 * shape.num_heads * shape.head_dim * shape.num_layers * num_pairs
+    def kernels(self, load: StepLoad) -> tuple[tuple[float | int, float | int], ...]:
+        """(FLOPs, bytes) of the products with weights, the attention of decodes, that of prefills, and writing K and V.
 
-    def bytes(self, load: StepLoad) -> float | int:
-        num_keys = load.decode_context + load.prefill_context + load.num_tokens
+        A product of an m x k and a k x n matrix takes 2 m k n operations; q k^T and p v take 2 D each for a query, a
+        key and a head.
+        """
         shape = self.shape
+        flops = 2 * (shape.active_layer_params * load.num_tokens + shape.output_params * load.num_samples)
         in_layers = shape.layer_value_bytes * shape.read_layer_params(load.num_tokens)
         in_output = shape.output_value_bytes * shape.output_params
-        return in_layers + in_output + num_keys * shape.kv_bytes_per_token
+        per_pair, per_key = 4 * shape.num_heads * shape.head_dim * shape.num_layers, shape.kv_bytes_per_token
+        return (
+            (flops, in_layers + in_output),
+            (per_pair * load.decode_context, per_key * load.decode_context),
+            (per_pair * load.prefill_pairs, per_key * load.prefill_context),
+            (0, per_key * load.num_tokens),
+        )
 
     def all_reduce_s(self, num_tokens: int | float) -> float | int:
         """A ring moves 2 (n - 1) / n of the data over each link (Patarasuk and Yuan, 2009)."""

@@ -62,11 +62,3 @@ def test_a_rank_without_requests_takes_part_in_every_step():
     steps = lockstep.steps_together((2, 4, 1), num_ranks=2)
     assert steps == [[2, 1], [1, 1], [0, 1], [0, 1]]
     assert lockstep.line(steps) == "4 steps of 2 ranks: 7 tokens; 2 of 8 batches are dummies (25%)"
-
-
-def test_attention_hides_behind_no_product():
-    by_kernel = fleets.KernelByKernel()
-    mixed = fleets.mixed_step(64, context=1000, chunk=512)
-    assert by_kernel.run_s(mixed) > 1.2 * fleets.H100.run_s(mixed)
-    decodes = StepLoad(40, 40, 40, 40_000, 0, 0)  # memory limits both kernels
-    assert by_kernel.run_s(decodes) == pytest.approx(fleets.H100.run_s(decodes))

@@ -140,8 +140,9 @@ def test_a_steps_seconds_are_the_rooflines():
     assert costs.step_seconds(ON_H100, decodes, 4) == pytest.approx(overhead_s + moved / machine.bytes_per_s)
     chunk = [(0, 4000)]
     flops = 4000 * machine.flops_per_token + machine.flops_per_key * 4000 * 4001 // 2 + 2 * ON_H100.shape.output_params
+    written_s = 4000 * machine.kv_bytes_per_token / machine.bytes_per_s
     assert costs.step_seconds(ON_H100, chunk, 0) == pytest.approx(
-        sum(ON_H100.overhead_s(1)) + flops / machine.flops_per_s
+        sum(ON_H100.overhead_s(1)) + flops / machine.flops_per_s + written_s
     )
 
 

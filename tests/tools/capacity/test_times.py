@@ -37,7 +37,8 @@ def test_a_request_alone_by_hand():
     host_s = 2 + 3 + 2 * 0.25
     first_s = (2 * 1152 * 60 + 64 * 60 * 61 / 2) / 1000
     second_s = (2 * (1152 * 40 + 80) + 64 * (60 * 40 + 40 * 41 / 2)) / 1000
-    assert alone.ttft_s == pytest.approx(first_s + second_s + 2 * host_s)
+    written_s = 100 * 32 / 100
+    assert alone.ttft_s == pytest.approx(first_s + second_s + written_s + 2 * host_s)
     # Bound by memory: weights of 2,464 bytes, 102 keys read and 1 written.
     assert alone.tpot_s == pytest.approx((2464 + 103 * 32) / 100 + host_s)
     assert (alone.num_requests, alone.num_decodes) == (1, 1)
@@ -62,15 +63,11 @@ def test_chunks_token_by_token(seed):
 
 
 def test_ridge_by_hand():
-    """Arithmetic and memory take equally long at b: 2,464 + 32 * 5 b bytes at 100/s, 2 * 1,232 b + 64 * 4 b at 1000/s."""
-    cost = toy_cost(3, 2)
-    assert cost.mean_context == 4
-    ridge = cost.ridge_batch
-    assert ridge == pytest.approx(24.64 / ((2464 + 256) / 1000 - 1.6))
-    load = StepLoad(ridge, ridge, ridge, ridge * 4, 0, 0)
-    assert cost.cost_model.flops(load) / 1000 == pytest.approx(cost.cost_model.bytes(load) / 100)
-    # 300 keys of 32 bytes take 96 s to read, their products 64 * 300 / 1000.
-    assert toy_cost(300, 2).ridge_batch is None
+    """Arithmetic and memory of the products take equally long at b: 2,464 bytes at 100/s, 2 * 1,232 b at 1000/s."""
+    ridge = toy_cost(3, 2).ridge_batch
+    assert ridge == toy_cost(300, 2).ridge_batch == pytest.approx(10)
+    flops, num_bytes = toy_cost(3, 2).cost_model.kernels(StepLoad(ridge, ridge, ridge, ridge * 4, 0, 0))[0]
+    assert flops / 1000 == pytest.approx(num_bytes / 100)
 
 
 def test_littles_law_and_the_limits():

@@ -59,8 +59,12 @@ def test_roofline_by_hand():
     # Memory bound: weights 2464 bytes, 6 keys read and 1 written at 32 bytes each, at 100 bytes/s.
     assert model.run_s(few) == pytest.approx((2464 + 7 * 32) / 100)
     many = StepLoad(100, 1, 1, 0, 5050, 100)
-    # Compute bound: 2 * (1152 * 100 + 80) + 4 * 2 heads * 4 * 2 layers * 5050 pairs operations at 1000/s.
-    assert model.run_s(many) == pytest.approx((2 * (115200 + 80) + 64 * 5050) / 1000)
+    # Compute bound: 2 * (1152 * 100 + 80) + 4 * 2 heads * 4 * 2 layers * 5050 pairs operations at 1000/s. Then 100 keys
+    # are written.
+    assert model.run_s(many) == pytest.approx((2 * (115200 + 80) + 64 * 5050) / 1000 + 32)
+    # Nothing hides behind another kernel: products bound by arithmetic, beside decodes bound by 1,000 keys.
+    mixed = many._replace(decode_context=1000)
+    assert model.run_s(mixed) - model.run_s(many) == pytest.approx(320)
     assert model.cost(few).schedule_s == 2.25
     assert model.cost(few).update_s == 3.25
     # A block is 4 * 32 bytes; 64 bytes/s to the host.
@@ -84,8 +88,9 @@ def test_experts_by_hand():
     assert sparse.memory_bytes_on(2) == 2 * (sparse.layer_params // 2 + router + 10 * n)  # routers are whole, as rows
     model = RooflineCostModel(TOY_GPU, sparse, 1, IDEAL, block_size=4)
     one, two = (StepLoad(t, 0, 1, 0, 0, 0) for t in (1, 2))
-    assert model.flops(two) == 2 * 2 * sparse.active_layer_params
-    assert model.bytes(two) - model.bytes(one) == sparse.value_bytes * expert + sparse.kv_bytes_per_token
+    (flops, two_read), (_, one_read) = model.kernels(two)[0], model.kernels(one)[0]
+    assert flops == 2 * 2 * sparse.active_layer_params
+    assert two_read - one_read == sparse.value_bytes * expert
     assert TOY.read_layer_params(1) == TOY.layer_params == TOY.active_layer_params
 
 
