@@ -7,7 +7,7 @@ traffic                      requests that come by the clock
 limits, simulator            one engine
 routers, fleet, autoscale    many behind a router, which come and go
 pools, arrived_pages         prefill and decode in pools of their own
-progress, recorder           what becomes of a request, and what is kept of a run
+recorder                     what is kept of a run
 fleet_report                 a run engine by engine
 """
 
@@ -22,7 +22,6 @@ __all__ = [
     "limits",
     "model_shapes",
     "pools",
-    "progress",
     "recorder",
     "routers",
     "simulator",

@@ -7,9 +7,8 @@ from functools import partial
 from typing import final
 
 from twophase.core.errors import ConfigError
-from twophase.core.request import Request
+from twophase.core.request import Request, RequestOutput
 from twophase_tools.simulate.autoscale import FleetState, Scaler
-from twophase_tools.simulate.progress import RequestProgress
 from twophase_tools.simulate.routers import Router
 from twophase_tools.simulate.simulator import Replica, in_order
 
@@ -30,7 +29,7 @@ class Life:
     end_s: float | None = None
 
 
-AfterEnd = Callable[[Replica, RequestProgress], None]
+AfterEnd = Callable[[Replica, RequestOutput], None]
 
 
 @final
@@ -74,7 +73,7 @@ class Fleet:
         for life in self.lives:
             life.replica.after_end = partial(after_end, life.replica)
 
-    def serve(self, request: Request, prefilled: RequestProgress | None = None) -> None:
+    def serve(self, request: Request, prefilled: RequestOutput | None = None) -> None:
         """A request arrives; see `Replica.submit`.
 
         Raises:
