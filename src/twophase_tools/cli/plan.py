@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from twophase_tools.cli.arguments import add_json
+
 DESCRIPTION = """Plan a deployment from one file: memory, requests at once, expected latencies by roofline (nothing
 is measured), and warnings. Exits 0 with or without warnings, 2 for a file that cannot be used."""
 
@@ -25,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
         choices=("vllm", "kubernetes"),
         help="print vLLM's command lines, or the values of its production stack's chart, instead of the plan",
     )
-    parser.add_argument("--json", action="store_true", help="machine-readable results")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 

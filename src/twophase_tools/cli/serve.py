@@ -20,18 +20,9 @@ DESCRIPTION = """Serve a model over HTTP in OpenAI's dialect: /v1/chat/completio
 /v1/models, /tokenize, /detokenize, /openapi.json, /health, /ready, /metrics. SIGTERM and Ctrl-C finish what was
 accepted and refuse what is new; a second one ends at once."""
 ENGINE_OPTIONS = (
-    "quantization",
-    "kv_cache_dtype",
-    "policy",
-    "admission",
-    "preemption_mode",
-    "num_kv_blocks",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "sliding_window",
-    "num_attention_sinks",
-)
+    "quantization", "kv_cache_dtype", "policy", "admission", "preemption_mode", "num_kv_blocks", "max_num_seqs",
+    "max_num_batched_tokens", "max_model_len", "sliding_window", "num_attention_sinks",
+)  # fmt: skip
 KEPT_TRACE_STEPS = 100  # nobody asks a server for its trace, and 10,000 steps of 64 sequences take 100 MB
 
 # Of the server, by groups: flag, field of `ServerSettings`, type, what stands for the value, and what it says.

@@ -5,7 +5,7 @@ step_load, cost_model        what a step computes, and how long that takes: fitt
 calibrate                    fitting the cost model to an engine's steps
 traffic                      requests that come by the clock
 limits, simulator            one engine
-routers, fleet, autoscale    many behind a router, which come and go
+routers, fleet               many behind a router
 pools, arrived_pages         prefill and decode in pools of their own
 recorder                     what is kept of a run
 fleet_report                 a run engine by engine
@@ -13,7 +13,6 @@ fleet_report                 a run engine by engine
 
 __all__ = [
     "arrived_pages",
-    "autoscale",
     "calibrate",
     "cost_model",
     "fleet",

@@ -28,7 +28,7 @@ class Router(abc.ABC):
 
     @abc.abstractmethod
     def choose(self, replicas: Sequence[Replica], request: Request) -> int:
-        """Index of the replica that gets it. Replicas may have come and gone since the last call."""
+        """Index of the replica that gets it."""
 
 
 @final
