@@ -1,8 +1,7 @@
 """The engine without the model: the real scheduler under a clock that a cost model advances.
 
 hardware, model_shapes       what a GPU can do at most, and what a model asks of it, with sources
-step_load, cost_model        what a step computes, and how long that takes: fitted, or by roofline
-calibrate                    fitting the cost model to an engine's steps
+step_load, cost_model        what a step computes, and how long that takes: a sum, or by roofline
 traffic                      requests that come by the clock
 limits, simulator            one engine
 routers, fleet               many behind a router
@@ -13,7 +12,6 @@ fleet_report                 a run engine by engine
 
 __all__ = [
     "arrived_pages",
-    "calibrate",
     "cost_model",
     "fleet",
     "fleet_report",
