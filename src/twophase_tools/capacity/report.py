@@ -78,8 +78,8 @@ def _times(plan: Plan) -> list[str]:
     lines += [_row(name, state, workload.output_tokens) for name, state in rows if state is not None]
     ridge = (
         "decodes are never bound by arithmetic: reading their K/V takes longer"
-        if plan.ridge_batch is None
-        else f"decodes are bound by arithmetic from {plan.ridge_batch:,.0f} sequences on"
+        if plan.cost.ridge_batch is None
+        else f"decodes are bound by arithmetic from {plan.cost.ridge_batch:,.0f} sequences on"
     )
     return [
         *lines,
@@ -197,7 +197,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         "pools": None if pools is None else _pools_to_dict(pools),
         "limited_by": plan.limited_by,
         "utilisation": plan.utilisation,
-        "ridge_batch": plan.ridge_batch,
+        "ridge_batch": plan.cost.ridge_batch,
         "assumptions": asdict(config.assumptions),
         "warnings": warnings_of(plan),
     }
