@@ -801,8 +801,7 @@ for name, figure_of in figures.items():
 # %% [markdown]
 # **Read the result.** Two numbers predict a run of five prompts about as well as the last column says. A first token
 # depends on how long a queue has grown, so the small errors of many steps add up in it. Print beside each prediction
-# its error, measured on a run that the formula has not seen. (`fit_cost_model` in `twophase_tools.simulate.calibrate`
-# fits more terms than these two to a machine.)
+# its error, measured on a run that the formula has not seen.
 
 # %% [markdown]
 # > **In production, 2026.** vLLM [chunks by

@@ -1254,7 +1254,7 @@ with open_plan(path) as llm:
 # at once, and shrinks only to the *largest* number wished for during a **stabilization window**, because a new engine
 # takes its time to load weights and a quiet moment is not a quiet hour. For engines of language models the load is
 # requests per engine: the busy share says next to nothing, since one decoding sequence keeps an engine in steps all the
-# time. (`twophase simulate` has an autoscaler to try.)
+# time.
 #
 # > **In production, 2026.** Kubernetes: a [tolerance of
 # > 10 %](https://kubernetes.io/blog/2025/04/28/kubernetes-v1-33-hpa-configurable-tolerance); a window of [300 s

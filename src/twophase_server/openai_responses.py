@@ -123,12 +123,10 @@ async def _answer(call: Request) -> Response:
     prompt = await call.service.render(fields, lambda: _messages(fields, tools.prompt))
     call.service.require_length(len(prompt))
     form = fields.get("text", {}).get("format", {"type": "text"})
-    if (form["type"] == "json_schema") != ("schema" in form):
-        raise invalid("text.format.schema requires type 'json_schema', and the type requires it.", "text.format.schema")
     wants_logprobs = _LOGPROBS in fields.get("include", ()) or "top_logprobs" in fields
     params = sampling_params(
         fields,
-        {"text.format": json_form(form["type"], form if "schema" in form else None), "tools": tools.form},
+        {"text.format": json_form(form["type"], form.get("schema"), "text.format.schema"), "tools": tools.form},
         logprobs=fields.get("top_logprobs", 0) if wants_logprobs else None,
         max_tokens=fields.get("max_output_tokens") or default_max_tokens(call.service, len(prompt)),
     )

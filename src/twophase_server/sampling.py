@@ -142,28 +142,26 @@ def sampling_params(
 
 def forms_of(fields: Mapping[str, Any]) -> dict[str, StructuredOutputs | None]:
     """The forms of the text for which response_format and structured_outputs ask. Raises as `sampling_params`."""
+    asked = fields.get("response_format", {"type": "text"})
+    schema = asked.get("json_schema", {}).get("schema")
     return {
-        "response_format": _response_format(fields.get("response_format", {"type": "text"})),
+        "response_format": json_form(asked["type"], schema, "response_format.json_schema"),
         "structured_outputs": structured(**fields["structured_outputs"]) if "structured_outputs" in fields else None,
     }
 
 
-def _response_format(asked: Mapping[str, Any]) -> StructuredOutputs | None:
-    """OpenAI's `response_format`: any text, any JSON object, or JSON of a schema (which is enforced, strict or not)."""
-    kind = asked["type"]
-    if (kind == "json_schema") != ("json_schema" in asked):
-        raise invalid(
-            f"response_format.json_schema requires type 'json_schema', and the type requires it; got type {kind!r}.",
-            "response_format.json_schema",
-        )
-    return json_form(kind, asked.get("json_schema"))
+def json_form(kind: str, schema: Mapping[str, Any] | None, path: str) -> StructuredOutputs | None:
+    """The form for a type 'text', 'json_object' or 'json_schema' (which is enforced, strict or not).
 
+    Args:
+        path: The field of the schema.
 
-def json_form(kind: str, described: Mapping[str, Any] | None) -> StructuredOutputs | None:
-    """The form for a type 'text', 'json_object' or 'json_schema', the last with its schema."""
-    if kind == "text":
-        return None
-    return structured(json={"type": "object"} if described is None else described["schema"])
+    Raises:
+        ApiError: 400, there is a schema and another type, or the type and no schema; or the form is wrong.
+    """
+    if (kind == "json_schema") != (schema is not None):
+        raise invalid(f"{path} requires type 'json_schema', and the type requires it; got type {kind!r}.", path)
+    return None if kind == "text" else structured(json={"type": "object"} if schema is None else schema)
 
 
 def structured(**form: Any) -> StructuredOutputs:

@@ -36,7 +36,7 @@ class ServerSettings:
     Attributes:
         host, port: The address to listen at. Without `api_keys`, every client that reaches it may send requests.
         served_model_name: The model's name for clients; None: its hub id or folder's name.
-        api_keys: A file of keys and quotas (see `twophase_server.tenants`); None: no key is needed.
+        api_keys: A TOML file of keys and quotas (docs/server.md); None: no key is needed.
         max_queue: Maximum number of requests that wait for their first step; further requests get 429. None: unlimited.
         max_body_bytes: Size limit of a request; a larger one gets 413. Parsing a body stops other requests, for up to
             50 ms per MiB of numbers.

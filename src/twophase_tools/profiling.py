@@ -22,13 +22,14 @@ in each other like this:
 Where a CUDA graph is replayed, `model` has no ranges in it: no Python runs there.
 """
 
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
 from pathlib import Path
-from typing import Any, final
+from typing import Any
+from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -38,6 +39,7 @@ import twophase.engine.model_run as model_run_module
 import twophase.engine.runner as runner_module
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
+from twophase.core.plan import StepTrace
 from twophase.core.request import SamplingParams
 from twophase.llm import LLM
 
@@ -72,29 +74,9 @@ def ranged(llm: LLM) -> Iterator[None]:
     )
     with ExitStack() as undo:
         for owner, attribute, name in parts:
-            undo.enter_context(_recording(owner, attribute, name))
+            recorded = record_function(name)(getattr(owner, attribute))
+            undo.enter_context(mock.patch.object(owner, attribute, recorded))
         yield
-
-
-@contextmanager
-def _recording(owner: Any, attribute: str, name: str) -> Iterator[None]:
-    """`owner.attribute`, a function, is a range while this lasts."""
-    whole = getattr(owner, attribute)
-    is_own = attribute in vars(owner)  # of a module; a method is its class's
-
-    @wraps(whole)
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        with record_function(name):
-            return whole(*args, **kwargs)
-
-    setattr(owner, attribute, recorded)
-    try:
-        yield
-    finally:
-        if is_own:
-            setattr(owner, attribute, whole)
-        else:
-            delattr(owner, attribute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,29 +126,71 @@ def profile_steps(model: str, config: EngineConfig, shape: StepShape, num_steps:
 
 def record(llm: LLM, shape: StepShape, num_steps: int, file: Path) -> Any:
     """As `profile_steps`, on an engine that is idle before and after."""
-    steps = _Steps(llm, shape)
     is_cuda = llm.kv_cache.device.type == "cuda"
-    try:
+    with steps_of(llm, shape) as step:
         for _ in range(WARM_UP_STEPS):
-            steps.arrange()
-            llm.engine.step()
-            steps.done()
-        steps.arrange()  # the decodes' prompts may take some steps, and are not asked for
+            step()
         with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_cuda) as profiler:
             with record_function("first range"):  # the profiler's own start-up is charged to it
                 pass
-            for number in range(num_steps):
-                if number:
-                    steps.arrange()
-                with ranged(llm):
-                    llm.engine.step()
-                    if is_cuda:
-                        torch.cuda.synchronize()  # a step's kernels should lie beside it
-                steps.done()
-        profiler.export_chrome_trace(str(file))
-        return profiler.key_averages()
-    finally:
-        steps.close()
+            for _ in range(num_steps):
+                step()
+    profiler.export_chrome_trace(str(file))
+    return profiler.key_averages()
+
+
+@contextmanager
+def steps_of(llm: LLM, shape: StepShape) -> Iterator[Callable[[], None]]:
+    """A function that makes one step of the shape; the engine is idle again at the end.
+
+    The decodes go on from step to step; prompts are new ones each time, none of which the prefix cache can know.
+
+    Raises:
+        InvalidRequestError: The model's context or the pool is too small for a prompt.
+        ConfigError: A limit of the engine gave the step another shape.
+    """
+    engine, vocab_size, max_model_len = llm.engine, llm.model_config.vocab_size, llm.scheduler.config.max_model_len
+    draw, numbers = random.Random(0), itertools.count()
+
+    def add(requests: ExitStack, num_requests: int) -> set[str]:
+        """Requests that are aborted at the end of `requests`."""
+        added = set()
+        for number in itertools.islice(numbers, num_requests):
+            num_tokens = shape.prompt_lens[number % len(shape.prompt_lens)]
+            prompt = {"prompt_token_ids": draw.choices(range(vocab_size), k=num_tokens)}
+            # As many tokens as the context has room for: a decode should last.
+            params = SamplingParams(temperature=0.0, max_tokens=max(1, max_model_len - num_tokens), ignore_eos=True)
+            engine.add_request(f"profiled-{number}", prompt, params)
+            requests.callback(engine.abort, f"profiled-{number}")
+            added.add(f"profiled-{number}")
+        return added
+
+    def step() -> None:
+        with ExitStack() as beside:
+            asked = add(beside, shape.num_prompts)
+            with ranged(llm):
+                engine.step()
+                if llm.kv_cache.device.type == "cuda":
+                    torch.cuda.synchronize()  # a step's kernels should lie beside it
+            _check_shape(engine.trace[-1], shape, decoding, asked)
+
+    with ExitStack() as requests:
+        decoding = add(requests, shape.batch - shape.num_prompts)
+        started: set[str] = set()
+        while not started >= decoding:
+            started |= {output.request_id for output in engine.step() if output.outputs[0].token_ids}
+        yield step
+
+
+def _check_shape(made: StepTrace, shape: StepShape, decoding: set[str], asked: set[str]) -> None:
+    decoded = {request_id for request_id, *_ in made.chunks[: made.num_decodes + made.num_verifying]}
+    prompts = {request_id for request_id, *_ in made.chunks} - decoded
+    if decoded != decoding or bool(prompts) != bool(asked):
+        raise ConfigError(
+            f"the step decoded {len(decoded)} sequences and computed {len(prompts)} prompts, but a {shape.kind} step "
+            f"of {shape.batch} was asked for; raise --max-num-batched-tokens or --num-kv-blocks, or lower --batch or "
+            f"--steps."
+        )
 
 
 def to_text(averages: Any) -> str:
@@ -180,68 +204,3 @@ def to_dict(averages: Any) -> dict[str, dict[str, float | int]]:
         each.key: {"calls": each.count, "cpu_us": each.cpu_time_total, "self_cpu_us": each.self_cpu_time_total}
         for each in averages
     }
-
-
-@final
-class _Steps:
-    """Brings an engine to just before a step of a shape, as often as is asked.
-
-    The decodes go on from step to step; prompts are new ones each time, none of which the prefix cache can know.
-    """
-
-    def __init__(self, llm: LLM, shape: StepShape) -> None:
-        self._llm, self._shape = llm, shape
-        self._random = random.Random(0)
-        self._decoding: tuple[str, ...] = ()
-        self._beside: tuple[str, ...] = ()
-        self._num_requests = 0
-
-    def arrange(self) -> None:
-        """The next `engine.step` is of the shape.
-
-        Raises:
-            InvalidRequestError: The model's context or the pool is too small for a prompt.
-        """
-        engine = self._llm.engine
-        if not self._decoding:
-            self._decoding = self._add(self._shape.batch - self._shape.num_prompts)
-            started: set[str] = set()
-            while not started.issuperset(self._decoding):
-                started |= {output.request_id for output in engine.step() if output.outputs[0].token_ids}
-        self._beside = self._add(self._shape.num_prompts)
-
-    def done(self) -> None:
-        """The step has been made. Raises ConfigError if a limit of the engine gave it another shape."""
-        step = self._llm.engine.trace[-1]
-        decoded = {request_id for request_id, *_ in step.chunks[: step.num_decodes + step.num_verifying]}
-        prompts = {request_id for request_id, *_ in step.chunks} - decoded
-        if decoded != set(self._decoding) or bool(prompts) != bool(self._beside):
-            raise ConfigError(
-                f"the step decoded {len(decoded)} sequences and computed {len(prompts)} prompts, but a "
-                f"{self._shape.kind} step of {self._shape.batch} was asked for; raise --max-num-batched-tokens or "
-                f"--num-kv-blocks, or lower --batch or --steps."
-            )
-        self._abort(self._beside)
-        self._beside = ()
-
-    def close(self) -> None:
-        """The engine is idle again."""
-        self._abort(self._decoding + self._beside)
-        self._decoding = self._beside = ()
-
-    def _add(self, num_requests: int) -> tuple[str, ...]:
-        names = []
-        for _ in range(num_requests):
-            names.append(f"profiled-{self._num_requests}")
-            num_tokens = self._shape.prompt_lens[self._num_requests % len(self._shape.prompt_lens)]
-            self._num_requests += 1
-            token_ids = self._random.choices(range(self._llm.model_config.vocab_size), k=num_tokens)
-            # As many tokens as the context has room for: a decode should last.
-            room = max(1, self._llm.scheduler.config.max_model_len - num_tokens)
-            params = SamplingParams(temperature=0.0, max_tokens=room, ignore_eos=True)
-            self._llm.engine.add_request(names[-1], {"prompt_token_ids": token_ids}, params)
-        return tuple(names)
-
-    def _abort(self, request_ids: tuple[str, ...]) -> None:
-        for request_id in request_ids:
-            self._llm.engine.abort(request_id)

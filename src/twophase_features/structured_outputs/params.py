@@ -7,7 +7,7 @@ from typing import Any
 
 from twophase.core.errors import InvalidRequestError
 from twophase.core.rules import NON_EMPTY_TEXT, Rule, checked, shown
-from twophase_features.structured_outputs.tool_calls import ToolCalls
+from twophase_features.structured_outputs.tool_calls import ToolCalls, read_schema
 
 KINDS = ("json", "regex", "choice", "tool_calls")
 REGEX = Rule("a non-empty regular expression", NON_EMPTY_TEXT.read)
@@ -45,7 +45,7 @@ class StructuredOutputs:
                 f"structured_outputs takes exactly one of {', '.join(KINDS)}, got {' and '.join(given) or 'none'}."
             )
         if self.json is not None:
-            object.__setattr__(self, "json", _schema_text(self.json))
+            object.__setattr__(self, "json", json.dumps(read_schema("structured_outputs.json", self.json)))
         elif self.regex is not None:
             checked("structured_outputs.regex", self.regex, REGEX)
         elif self.choice is not None:
@@ -74,24 +74,6 @@ def check_params(params: Any) -> None:
                 f"structured_outputs and {name}={getattr(params, name)} contradict each other: text after the output "
                 f"would be part of the output. Leave out one of them."
             )
-
-
-def _schema_text(schema: Any) -> str:
-    """The schema as JSON text, for text and for mappings; boolean schemas are refused."""
-    try:
-        found = json.loads(schema) if isinstance(schema, str) else schema
-        text = json.dumps(found)
-    except RecursionError as error:
-        raise InvalidRequestError("structured_outputs.json must not be nested as deep as this one is.") from error
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(
-            f"structured_outputs.json must be a JSON Schema, and this is not JSON: {error}."
-        ) from error
-    if not isinstance(found, Mapping):
-        raise InvalidRequestError(
-            f"structured_outputs.json must be a JSON Schema, an object such as {{'type': 'object'}}, got {text[:80]}."
-        )
-    return text
 
 
 def _checked_choice(choice: Any) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ They are written as Hermes and Qwen models are trained to (https://github.com/No
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,7 +52,7 @@ class ToolCalls:
 
     def __post_init__(self) -> None:
         checked("max_calls", self.max_calls, whole_number(at_least=1, at_most=MAX_CALLS))
-        pairs = tuple((name, _schema_text(name, schema)) for name, schema in dict(self.functions).items())
+        pairs = tuple((name, _parameters_text(name, schema)) for name, schema in dict(self.functions).items())
         if not pairs:
             raise InvalidRequestError("tool calls need at least one function.")
         object.__setattr__(self, "functions", pairs)
@@ -79,14 +79,26 @@ class ToolCalls:
         return json.dumps({"grammars": grammars})
 
 
-def _schema_text(name: Any, schema: Any) -> str:
+def read_schema(what: str, schema: Any) -> dict[str, Any]:
+    """A JSON Schema, from JSON text or an object; boolean schemas are refused. Raises InvalidRequestError."""
+    try:
+        found = json.loads(schema if isinstance(schema, str) else json.dumps(schema))
+    except RecursionError as error:
+        raise InvalidRequestError(f"{what} must not be nested as deep as this one is.") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{what} must be a JSON Schema, and this is not JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise InvalidRequestError(
+            f"{what} must be a JSON Schema, an object such as {{'type': 'object'}}, got {json.dumps(found)[:80]}."
+        )
+    return found
+
+
+def _parameters_text(name: Any, schema: Any) -> str:
     if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
         raise InvalidRequestError(f"a function's name must match {FUNCTION_NAME.pattern}, got {str(name)[:80]!r}.")
-    try:
-        found = json.loads(schema) if isinstance(schema, str) else json.loads(json.dumps(schema))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"the parameters of {name} must be a JSON Schema; this is not JSON.") from error
-    if not isinstance(found, Mapping) or found.get("type") != "object":
+    found = read_schema(f"the parameters of {name}", schema)
+    if found.get("type") != "object":
         raise InvalidRequestError(f"the parameters of {name} must be a JSON Schema of type 'object'.")
     is_listed = "properties" in found and _PLAIN.issuperset(found)
     return json.dumps({**found, "additionalProperties": False} if is_listed else found)

@@ -170,7 +170,7 @@ def in_pools(traffic: Traffic, num_prefill: int, num_decode: int) -> Outcome:
     prefill, decode = (Fleet([replica(8192) for _ in range(n)], LeastTokens()) for n in (num_prefill, num_decode))
     run_pools(traffic.requests, prefill, decode, Link(LINK_BYTES_PER_S, SHAPE.kv_bytes_per_token))
     report = FleetReport(decode, traffic.slo)
-    engines = [life.replica for fleet in (prefill, decode) for life in fleet.lives]
+    engines = [*prefill.replicas, *decode.replicas]
     busy = sum(each.busy_s(report.end_s) for each in engines) / (len(engines) * report.end_s)
     name = f"{num_prefill} prefill, {num_decode} decode"
     return Outcome(name, report.records, report.total, busy, report.balance or 0)

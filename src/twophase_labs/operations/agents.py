@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from twophase import LLM, SamplingParams
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import BlockCopy
-from twophase.core.request import Request
+from twophase.core.request import Request, RequestOutput
 from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 from twophase_features.offloading.host_memory import PinnedBlocks
@@ -25,7 +25,6 @@ from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_labs.kit.draw import row_of_axes
 from twophase_labs.operations.service import ON_L4, SHAPE
 from twophase_tools.colours import INK, LINE, PREFILL
-from twophase_tools.simulate.progress import RequestProgress
 from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.simulator import Replica
 
@@ -208,19 +207,18 @@ class _Run:
         prompt += [1 + number + len(self._draws) * len(prompt)] * num_tokens
         self._num_new[number] += num_tokens
 
-    def _answer(self, progress: RequestProgress) -> None:
-        request, number = progress.request, int(progress.request.request_id.partition(".")[0])
-        num_prompt, turns = len(request.prompt_token_ids), self.served.turns[number]
-        ttft_s = progress.record().ttft_s
-        assert ttft_s is not None
-        assert progress.finished_s is not None
-        turns.append(Turn(num_prompt, self._num_new[number], progress.num_cached_tokens, float(ttft_s)))
+    def _answer(self, output: RequestOutput) -> None:
+        metrics, number = output.metrics, int(output.request_id.partition(".")[0])
+        turns = self.served.turns[number]
+        assert metrics.ttft_s is not None
+        assert metrics.finished_s is not None
+        turns.append(Turn(metrics.num_prompt_tokens, self._num_new[number], metrics.num_cached_tokens, metrics.ttft_s))
         self._num_new[number] = 0
         if len(turns) < self._sessions.num_turns:
-            self._extend(number, progress.num_output_tokens)  # as part of the next prompt
+            self._extend(number, len(output.outputs[0].token_ids))  # as part of the next prompt
             low_s, high_s = self._draws[number].choice(self._sessions.pauses_s)
             pause_s = self._draws[number].uniform(low_s, high_s)
-            heapq.heappush(self._coming, (float(progress.finished_s) + pause_s, number))
+            heapq.heappush(self._coming, (metrics.finished_s + pause_s, number))
 
 
 def draw_turns(runs: Mapping[str, Served], session: int) -> Figure:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twophase.core.plan import StepTrace
-from twophase.core.request import Request, SamplingParams
+from twophase.core.request import Request, RequestOutput, SamplingParams
 from twophase.scheduling.policy import Policy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.load.lengths import LogNormalLengths
@@ -20,7 +20,6 @@ from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE, Hardware
 from twophase_tools.simulate.limits import make_scheduler
 from twophase_tools.simulate.model_shapes import MODELS
-from twophase_tools.simulate.progress import RequestProgress
 from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.simulator import Replica
 
@@ -154,7 +153,7 @@ class _Service:
         self._random = random.Random(f"{seed} clients")
         self._link_random = random.Random(f"{seed} link")
         self._coming: list[tuple[float, int, Asked]] = []
-        self._on_their_way: list[tuple[float, int, Request, RequestProgress]] = []
+        self._on_their_way: list[tuple[float, int, Request, RequestOutput]] = []
         self._asked: dict[str, Asked] = {}
         self._invalid: set[str] = set()
         self._transfers: list[Transfer] = []
@@ -207,35 +206,35 @@ class _Service:
         self._prefill.run_until(arrival_s)
         self._prefill.submit(request)
 
-    def _send(self, progress: RequestProgress) -> None:
+    def _send(self, prefilled: RequestOutput) -> None:
         """One prompt's K and V after the other leave; they belong to the decoding engine when they are there."""
-        assert progress.finished_s is not None
+        finished_s, prompt = prefilled.metrics.finished_s, prefilled.prompt_token_ids
+        assert finished_s is not None
         assert self._setting.link_bytes_per_s is not None
-        request = progress.request
-        asked = self._asked[request.request_id]
+        asked = self._asked[prefilled.request_id]
         slower = self._setting.link_jitter if self._link_random.random() < 0.1 else 1.0
-        num_bytes = len(request.prompt_token_ids) * SHAPE.kv_bytes_per_token
-        start_s = max(float(progress.finished_s), self._link_free_s)
+        num_bytes = len(prompt) * SHAPE.kv_bytes_per_token
+        start_s = max(finished_s, self._link_free_s)
         self._link_free_s = start_s + slower * num_bytes / self._setting.link_bytes_per_s
-        self._transfers.append(Transfer(self._link_free_s, self._link_free_s - float(progress.finished_s)))
-        params = replace(request.sampling_params, max_tokens=asked.max_tokens)
-        whole = replace(request, sampling_params=params, arrival_s=self._link_free_s)
-        heapq.heappush(self._on_their_way, (self._link_free_s, len(self._transfers), whole, progress))
+        self._transfers.append(Transfer(self._link_free_s, self._link_free_s - finished_s))
+        params = SamplingParams(temperature=0.0, max_tokens=asked.max_tokens, ignore_eos=True)
+        whole = Request(prefilled.request_id, prompt, params, arrival_s=self._link_free_s)
+        heapq.heappush(self._on_their_way, (self._link_free_s, len(self._transfers), whole, prefilled))
 
-    def _take_in(self, arrival_s: float, _: int, request: Request, progress: RequestProgress) -> None:
+    def _take_in(self, arrival_s: float, _: int, request: Request, prefilled: RequestOutput) -> None:
         self._decode.run_until(arrival_s)
-        self._decode.submit(request, progress)
+        self._decode.submit(request, prefilled)
 
-    def _answer(self, progress: RequestProgress) -> None:
+    def _answer(self, output: RequestOutput) -> None:
         """A client that wanted JSON reads its answer."""
-        request_id = progress.request.request_id
+        request_id = output.request_id
         asked = self._asked[request_id]
         if asked.kind == "json" and self._random.random() < self._traffic.invalid:
             self._invalid.add(request_id)
             if asked.attempt < MAX_ATTEMPTS:
-                assert progress.finished_s is not None
+                assert output.metrics.finished_s is not None
                 again = replace(asked, attempt=asked.attempt + 1, task=asked.task or request_id)
-                self._push(float(progress.finished_s) + RETRY_S, again)
+                self._push(output.metrics.finished_s + RETRY_S, again)
 
 
 def drawn(draw: random.Random, traffic: Traffic, max_tokens: int | None = None) -> Asked:

@@ -232,9 +232,7 @@ def speculative(task: Task) -> list[Case]:
         num_tokens = 6 if task.quick else num_tokens
         llm.engine.speculator = speculator = GatedSpeculator(drafter, num_drafts, gate)
         params = [
-            SamplingParams(
-                temperature=temperature, seed=seed, max_tokens=6 if task.quick else num_tokens, ignore_eos=True
-            )
+            SamplingParams(temperature=temperature, seed=seed, max_tokens=num_tokens, ignore_eos=True)
             for seed in range(len(questions))
         ]
         start_s = time.perf_counter()

@@ -1,6 +1,6 @@
 """A deployment to be planned, from a YAML or JSON file. The names are those of `LLM` and of vLLM."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
@@ -8,6 +8,7 @@ from typing import Any, final
 import yaml
 
 from twophase.core.errors import ConfigError, ModelFolderError
+from twophase.core.rules import Rule, checked, one_of
 from twophase.memory import ROW_ALIGNMENT_BYTES, SCALE_BYTES
 from twophase_features.quantization.schemes import SCHEMES
 from twophase_tools.capacity.units import bytes_of
@@ -100,63 +101,49 @@ class PlanConfig:
 
 
 class _Section:
-    """A mapping whose values are taken out one by one; what is left at the end nobody knows."""
+    """A mapping whose values are taken out one by one; at the end nothing may be left, nor in the sections in it."""
 
     def __init__(self, values: Any, prefix: str = "") -> None:
         if not isinstance(values, Mapping):
             raise ConfigError(f"{prefix.rstrip('.') or 'a plan'} must be lines of `key: value`, got {values!r:.99}.")
         self._left, self._prefix = dict(values), prefix
+        self._sections: list[_Section] = []
 
     def __contains__(self, key: str) -> bool:
         return key in self._left
 
-    def take(self, key: str, default: Any = _REQUIRED) -> Any:
-        if key not in self._left and default is _REQUIRED:
-            raise ConfigError(f"{self._prefix}{key} is missing; `twophase plan --example` shows it.")
-        return self._left.pop(key, default)
-
-    def parsed(self, key: str, parse: Callable[[str], Any], rule: str, default: Any = _REQUIRED) -> Any:
-        """What `parse` makes of the value; `rule` is for the complaint when that raises ValueError."""
-        value = self.take(key, default)
-        if value is default:
+    def take(self, key: str, rule: Rule | None = None, default: Any = _REQUIRED) -> Any:
+        if key not in self._left:
+            if default is _REQUIRED:
+                raise ConfigError(f"{self._prefix}{key} is missing; `twophase plan --example` shows it.")
             return default
-        try:
-            return parse(str(value))
-        except ValueError:
-            raise ConfigError(f"{self._prefix}{key} must be {rule}, got {value!r:.99}.") from None
+        value = self._left.pop(key)
+        return value if rule is None else checked(f"{self._prefix}{key}", value, rule, ConfigError)
 
-    def whole(self, key: str, default: Any = _REQUIRED, least: int = 1, most: int = MOST) -> Any:
-        return self.parsed(key, _between(int, least, most), f"a whole number in [{least:,}, {most:,}]", default)
-
-    def number(self, key: str, default: Any = _REQUIRED, least: float | int = TINIEST, most: float | int = 1e21) -> Any:
-        return self.parsed(key, _between(float, least, most), f"a number in [{least:g}, {most:g}]", default)
-
-    def size(self, key: str, default: Any = _REQUIRED) -> Any:
-        return self.parsed(key, bytes_of, "a size such as 80 GB (powers of ten) or 74.5 GiB (powers of two)", default)
-
-    def choice(self, key: str, names: Mapping[str, Any], default: Any = _REQUIRED) -> Any:
-        value = self.take(key, default)
-        if value is not default and value not in list(names):
-            raise ConfigError(f"{self._prefix}{key} must be one of {', '.join(names)}, got {value!r:.99}.")
-        return value
-
-    def section(self, key: str) -> "_Section":
-        return _Section(self.take(key), f"{self._prefix}{key}.")
+    def section(self, key: str, default: Any = _REQUIRED) -> "_Section":
+        self._sections.append(_Section(self.take(key, default=default), f"{self._prefix}{key}."))
+        return self._sections[-1]
 
     def end(self) -> None:
         if self._left:
             keys = ", ".join(f"{self._prefix}{key}" for key in self._left)
             raise ConfigError(f"unknown key {keys:.99}; `twophase plan --example` shows those there are.")
+        for section in self._sections:
+            section.end()
 
 
-def _between(make: Callable[[str], int | float], least: int | float, most: int | float) -> Callable[[str], int | float]:
-    def parse(text: str) -> int | float:
-        value = make(text)
-        if not least <= value <= most:
-            raise ValueError(text)
-        return value
+# Values may be text, as a file has them.
+SIZE = Rule("a size such as 80 GB (powers of ten) or 74.5 GiB (powers of two)", lambda value: bytes_of(str(value)))
 
-    return parse
+
+def _whole(least: int = 1, most: int = MOST) -> Rule:
+    words = f"a whole number in [{least:,}, {most:,}]"
+    return Rule(words, lambda value: int(str(value)), lambda count: least <= count <= most)
+
+
+def _number(least: float | int = TINIEST, most: float | int = 1e21) -> Rule:
+    words = f"a number in [{least:g}, {most:g}]"
+    return Rule(words, lambda value: float(str(value)), lambda number: least <= number <= most)
 
 
 def read_config(path: Path) -> PlanConfig:
@@ -183,15 +170,15 @@ def parse_config(source: str, name: str = "plan.yaml", folder: Path = Path()) ->
 def config_of(values: Any, name: str = "plan", folder: Path = Path()) -> PlanConfig:
     """As `parse_config`, from a mapping."""
     plan = _Section(values)
-    plan.take("engine", None)  # what `write_engine` made of this plan before
-    model, num_gpus = str(plan.take("model")), plan.whole("tensor_parallel_size", 1, most=4096)
+    plan.take("engine", default=None)  # what `write_engine` made of this plan before
+    model, num_gpus = str(plan.take("model")), plan.take("tensor_parallel_size", _whole(most=4096), 1)
     shape = _model(model, folder)
-    dtype = plan.choice("dtype", DTYPE_BYTES, "bfloat16")
-    kv_cache_dtype = plan.choice("kv_cache_dtype", KV_DTYPES, "auto")
-    quantization = plan.choice("quantization", SCHEMES, None)
+    dtype = plan.take("dtype", one_of(*DTYPE_BYTES), "bfloat16")
+    kv_cache_dtype = plan.take("kv_cache_dtype", one_of(*KV_DTYPES), "auto")
+    quantization = plan.take("quantization", one_of(*SCHEMES), None)
     hardware = _hardware(plan, num_gpus)
     slo = plan.section("slo") if "slo" in plan else None
-    workload, assumed = plan.section("workload"), plan.section("assumptions") if "assumptions" in plan else _Section({})
+    workload, assumed = plan.section("workload"), plan.section("assumptions", {})
     config = PlanConfig(
         name=name,
         model=model,
@@ -201,32 +188,33 @@ def config_of(values: Any, name: str = "plan", folder: Path = Path()) -> PlanCon
         kv_cache_dtype=kv_cache_dtype,
         hardware=hardware,
         tensor_parallel_size=num_gpus,
-        gpu_memory_utilization=plan.number("gpu_memory_utilization", 0.9, most=1),
-        workspace_bytes=plan.size("workspace", None),
-        block_size=plan.whole("block_size", 16),
-        max_model_len=plan.whole("max_model_len", least=2),
-        max_num_seqs=plan.whole("max_num_seqs", 256),
-        max_num_batched_tokens=plan.whole("max_num_batched_tokens", 8192),
-        chunk_size=plan.whole("chunk_size", None),
-        workload=Workload(workload.number("rate", most=1e9), *map(workload.whole, ("prompt_tokens", "output_tokens"))),
-        slo=None if slo is None else Slo(slo.number("ttft_s", None), slo.number("tpot_s", None)),
+        gpu_memory_utilization=plan.take("gpu_memory_utilization", _number(most=1), 0.9),
+        workspace_bytes=plan.take("workspace", SIZE, None),
+        block_size=plan.take("block_size", _whole(), 16),
+        max_model_len=plan.take("max_model_len", _whole(least=2)),
+        max_num_seqs=plan.take("max_num_seqs", _whole(), 256),
+        max_num_batched_tokens=plan.take("max_num_batched_tokens", _whole(), 8192),
+        chunk_size=plan.take("chunk_size", _whole(), None),
+        workload=Workload(
+            workload.take("rate", _number(most=1e9)),
+            workload.take("prompt_tokens", _whole()),
+            workload.take("output_tokens", _whole()),
+        ),
+        slo=None if slo is None else Slo(*(slo.take(name, _number(), None) for name in ("ttft_s", "tpot_s"))),
         assumptions=Assumptions(
+            # A share of next to nothing would leave the range of floats.
             **{
-                each.name: assumed.number(each.name, each.default, least=_least(each.name))
+                each.name: assumed.take(
+                    each.name, _number(TINIEST if each.name.endswith("efficiency") else 0.0), each.default
+                )
                 for each in fields(Assumptions)
             }
         ),
         pools=_pools(plan.section("pools"), hardware) if "pools" in plan else None,
     )
-    for section in (plan, workload, assumed, *([] if slo is None else [slo])):
-        section.end()
+    plan.end()
     _check(config)
     return config
-
-
-def _least(assumption: str) -> float:
-    """A share of next to nothing would leave the range of floats."""
-    return TINIEST if assumption.endswith("efficiency") else 0.0
 
 
 def _model(name: str, folder: Path) -> ModelShape:
@@ -280,19 +268,17 @@ def _with_bytes(shape: ModelShape, dtype: str, quantization: str | None, kv_cach
 
 def _hardware(section: _Section, num_gpus: int, default: Any = _REQUIRED) -> Hardware:
     """A GPU by name, or of one's own."""
-    value = section.take("hardware", default)
-    if isinstance(value, Hardware):
-        hardware = value
-    elif isinstance(value, str):
-        hardware = HARDWARE[_Section({"hardware": value}).choice("hardware", HARDWARE)]
-    else:
-        own = _Section(value, "hardware.")
+    hardware = section.take("hardware", default=default)
+    if isinstance(hardware, str):
+        hardware = HARDWARE[checked("hardware", hardware, one_of(*HARDWARE), ConfigError)]
+    elif not isinstance(hardware, Hardware):
+        own = _Section(hardware, "hardware.")
         hardware = Hardware(
-            str(own.take("name", "a GPU of your own")),
-            own.number("flops_per_s", least=1),
-            own.number("bytes_per_s", least=1),
-            float(own.size("memory")),
-            own.number("link_bytes_per_s", 0.0, least=1),
+            str(own.take("name", default="a GPU of your own")),
+            own.take("flops_per_s", _number(least=1)),
+            own.take("bytes_per_s", _number(least=1)),
+            float(own.take("memory", SIZE)),
+            own.take("link_bytes_per_s", _number(least=1), 0.0),
             "as given",
         )
         own.end()
@@ -304,16 +290,12 @@ def _hardware(section: _Section, num_gpus: int, default: Any = _REQUIRED) -> Har
 def _pools(pools: _Section, hardware: Hardware) -> PoolsConfig:
     def pool(name: str) -> PoolConfig:
         section = pools.section(name)
-        num_gpus, num_engines = section.whole("tensor_parallel_size", 1, most=4096), section.whole("engines", None)
-        found = PoolConfig(_hardware(section, num_gpus, hardware), num_gpus, num_engines)
-        section.end()
-        return found
+        num_gpus = section.take("tensor_parallel_size", _whole(most=4096), 1)
+        return PoolConfig(_hardware(section, num_gpus, hardware), num_gpus, section.take("engines", _whole(), None))
 
-    found = PoolsConfig(
+    return PoolsConfig(
         pool("prefill"),
         pool("decode"),
-        pools.number("link_bytes_per_s", least=1),
-        pools.number("link_latency_s", 0.0, least=0, most=1e6),
+        pools.take("link_bytes_per_s", _number(least=1)),
+        pools.take("link_latency_s", _number(0, 1e6), 0.0),
     )
-    pools.end()
-    return found

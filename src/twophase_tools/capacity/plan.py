@@ -18,7 +18,7 @@ from typing import final
 
 from twophase_tools.capacity.config import PlanConfig, PoolConfig, PoolsConfig
 from twophase_tools.capacity.memory import Fit, MemoryTable, fit, memory_table
-from twophase_tools.capacity.steady_state import BISECTIONS, Server, SteadyState
+from twophase_tools.capacity.steady_state import Server, SteadyState, largest
 from twophase_tools.capacity.workload_cost import WorkloadCost
 
 CROWDED = 0.8  # utilisation from which on queues grow long: in the simplest one, M/D/1, a wait of two services
@@ -57,10 +57,6 @@ class Plan:
     @cached_property
     def cost(self) -> WorkloadCost:
         return WorkloadCost.of(self.config)
-
-    @property
-    def ridge_batch(self) -> float:
-        return self.cost.ridge_batch
 
     @cached_property
     def server(self) -> Server | None:
@@ -163,11 +159,8 @@ class PoolsPlan:
         most = self.decode.max_requests
         if not most or self._decode_rate(most) < requests_per_s:
             return None
-        low, high = 0.0, float(most)
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self._decode_rate(middle) <= requests_per_s else (low, middle)
-        return self.decode.cost.step_s(min(low + 1, most))
+        num_sequences = largest(lambda n: self._decode_rate(n) <= requests_per_s, float(most))
+        return self.decode.cost.step_s(min(num_sequences + 1, most))
 
     # -- how many, and what requests get
 

@@ -76,7 +76,7 @@ def _times(plan: Plan) -> list[str]:
         ("at most", most),
     )
     lines += [_row(name, state, workload.output_tokens) for name, state in rows if state is not None]
-    ridge = f"the products of decodes are bound by arithmetic from {plan.ridge_batch:,.0f} sequences on"
+    ridge = f"the products of decodes are bound by arithmetic from {plan.cost.ridge_batch:,.0f} sequences on"
     return [
         *lines,
         f"at most, by Little's law: {most.num_requests:,.1f} at once / {most.num_requests / most.requests_per_s:.4g} s "
@@ -193,7 +193,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         "pools": None if pools is None else _pools_to_dict(pools),
         "limited_by": plan.limited_by,
         "utilisation": plan.utilisation,
-        "ridge_batch": plan.ridge_batch,
+        "ridge_batch": plan.cost.ridge_batch,
         "assumptions": asdict(config.assumptions),
         "warnings": warnings_of(plan),
     }

@@ -83,7 +83,7 @@ class Server:
         most = self.most_per_step()
         if self._at(most, most).requests_per_s < requests_per_s:
             return None
-        k = _last(lambda k: self._at(k, most).requests_per_s <= requests_per_s, most)
+        k = largest(lambda k: self._at(k, most).requests_per_s <= requests_per_s, most)
         # A step's time jumps where a prompt needs one chunk more; the rate asked for is the one to be told.
         state = self._at(k or most / 2**BISECTIONS, most)
         return replace(state, requests_per_s=float(requests_per_s))
@@ -91,14 +91,14 @@ class Server:
     def within(self, slo: Slo) -> SteadyState | None:
         """The highest load that keeps the promise; None: not even the lowest does."""
         most = self.most_per_step()
-        k = _last(lambda k: self._at(k, most).keeps(slo), most)
+        k = largest(lambda k: self._at(k, most).keeps(slo), most)
         return self._at(k, most) if k else None
 
     def most_per_step(self) -> float:
         """The largest k: within the tokens of a step and the requests at once."""
         workload, num_decodes = self.cost.workload, self.cost.num_decodes
         by_tokens = self.step_tokens / (workload.prompt_tokens + num_decodes)
-        return _last(lambda k: k * (self._num_chunks(k) + num_decodes) <= self.max_requests, by_tokens)
+        return largest(lambda k: k * (self._num_chunks(k) + num_decodes) <= self.max_requests, by_tokens)
 
     def _room(self, k: float) -> int:
         """Tokens of a step left for prompts."""
@@ -135,7 +135,7 @@ class Server:
         return self.cost.step_s(num_decodes), mixed_s, share
 
 
-def _last(is_fine: Callable[[float], bool], most: float) -> float:
+def largest(is_fine: Callable[[float], bool], most: float) -> float:
     """The largest number in [0, most] up to which all is fine, by bisection; 0 where nothing is."""
     if is_fine(most):
         return most

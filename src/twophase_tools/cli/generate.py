@@ -14,7 +14,7 @@ from twophase.core.request import CompletionOutput, RequestOutput, SamplingParam
 from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams
 from twophase_features.pairs import check_pairs
 from twophase_features.structured_outputs.params import StructuredOutputs
-from twophase_tools.cli.arguments import add_model, read_standard_input, read_text, text, whole
+from twophase_tools.cli.arguments import add_model, add_options, read_standard_input, read_text, text, whole
 from twophase_tools.cli.engine_options import (
     add_engine_options,
     add_speculative_options,
@@ -34,9 +34,7 @@ SHOWN = ("index", "text", "token_ids", "finish_reason", "stop_reason", "error", 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("generate", help="continue a prompt")
-    parser.add_argument(
-        "prompt", type=text, metavar="PROMPT", help="the text to continue; '-' reads it from standard input"
-    )
+    add_options(parser, ("prompt", text, "PROMPT", "the text to continue; '-' reads it from standard input", None))
     parser.add_argument("--chat", action="store_true", help="send it as a user's message through the chat template")
     options = parser.add_argument_group("model and machine")
     add_model(options)
@@ -51,25 +49,22 @@ def add_parser(subparsers: Any) -> None:
     )
     add_speculative_options(options, default=None)
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument(
-        "--max-tokens", type=whole(), default=64, metavar="N", help="at most N new tokens (default 64)"
+    add_options(
+        sampling,
+        ("--max-tokens", whole(), "N", "at most N new tokens (default 64)", 64),
+        ("--temperature", float, "T", "0 (default) is greedy", 0.0),
+        ("--top-k", whole(), "K", "keep the K likeliest tokens; 0 keeps all", 0),
+        ("--top-p", float, "P", "keep this much probability mass", 1.0),
+        ("--seed", int, "S", "makes sampling reproducible", None),
     )
-    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
-    sampling.add_argument(
-        "--top-k", type=whole(), default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all"
-    )
-    sampling.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep this much probability mass")
-    sampling.add_argument("--seed", type=int, metavar="S", help="makes sampling reproducible")
     sampling.add_argument(
         "--stop", type=text, action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable"
     )
-    ways = sampling.add_mutually_exclusive_group()
-    ways.add_argument("--n", type=whole(most=100_000), default=1, metavar="N", help="completions of the prompt")
-    ways.add_argument(
-        "--beam-width", type=whole(1, 100_000), metavar="N", help="the N likeliest completions that N beams find"
-    )
-    ways.add_argument(
-        "--best-of", type=whole(1, 100_000), metavar="N", help="of N completions the one whose tokens are likeliest"
+    add_options(
+        sampling.add_mutually_exclusive_group(),
+        ("--n", whole(most=100_000), "N", "completions of the prompt", 1),
+        ("--beam-width", whole(1, 100_000), "N", "the N likeliest completions that N beams find", None),
+        ("--best-of", whole(1, 100_000), "N", "of N completions the one whose tokens are likeliest", None),
     )
     guided = parser.add_argument_group("the form of the text").add_mutually_exclusive_group()
     guided.add_argument("--json-schema", metavar="FILE", help="JSON that this JSON Schema accepts")

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from twophase_tools.cli.arguments import add_model, say, whole
+from twophase_tools.cli.arguments import add_json, add_model, add_options, say, whole
 from twophase_tools.cli.engine_options import add_engine_options, engine_config
 
 DESCRIPTION = """Profile steps of the engine: a Chrome trace for ui.perfetto.dev, with the engine's phases as ranges,
@@ -16,27 +16,24 @@ shares, and take times from `twophase bench`."""
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("profile", help="where the time of a step goes", description=DESCRIPTION)
     step = parser.add_argument_group("the step")
-    step.add_argument(
-        "--step",
-        default="decode",
-        metavar="KIND",
-        help="decode (default), prefill, or mixed: half of the requests decode, the others' prompts are computed",
+    step_help = "decode (default), prefill, or mixed: half of the requests decode, the others' prompts are computed"
+    add_options(
+        step,
+        ("--step", str, "KIND", step_help, "decode"),
+        ("--batch", whole(1), "N", "requests in it (default 8)", 8),
+        ("--steps", whole(1, 1000), "N", "how many (default 5)", 5),
     )
-    step.add_argument("--batch", type=whole(1), default=8, metavar="N", help="requests in it (default 8)")
     step.add_argument(
         "--prompt-lens", type=whole(1), nargs="+", default=[128], metavar="N", help="tokens, in turns (default 128)"
     )
-    step.add_argument("--steps", type=whole(1, 1000), default=5, metavar="N", help="how many (default 5)")
     engine = parser.add_argument_group("the engine")
     add_model(engine)
     add_engine_options(
         engine, "attention_backend", "device", "dtype", "quantization", "kv_cache_dtype", "num_kv_blocks",
         "max_num_batched_tokens",
     )  # fmt: skip
-    parser.add_argument(
-        "--output", default="profile.json", metavar="FILE", help="a .json or .json.gz (default profile.json)"
-    )
-    parser.add_argument("--json", action="store_true", help="calls and times by name in JSON")
+    add_options(parser, ("--output", str, "FILE", "a .json or .json.gz (default profile.json)", "profile.json"))
+    add_json(parser)
     parser.set_defaults(run=run)
 
 

@@ -2,15 +2,14 @@
 
 import argparse
 import tomllib
-from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 from twophase.core.errors import ConfigError
-from twophase_server.settings import LOG_LEVELS, ServerSettings
-from twophase_tools.cli.arguments import add_model, read_text, text, whole
+from twophase_server.settings import ServerSettings
+from twophase_tools.cli.arguments import add_model, read_text
 from twophase_tools.cli.engine_options import (
     add_engine_options,
+    add_fields,
     add_speculative_options,
     engine_config,
     speculative_config,
@@ -20,41 +19,19 @@ DESCRIPTION = """Serve a model over HTTP in OpenAI's dialect: /v1/chat/completio
 /v1/models, /tokenize, /detokenize, /openapi.json, /health, /ready, /metrics. SIGTERM and Ctrl-C finish what was
 accepted and refuse what is new; a second one ends at once."""
 ENGINE_OPTIONS = (
-    "quantization",
-    "kv_cache_dtype",
-    "policy",
-    "admission",
-    "preemption_mode",
-    "num_kv_blocks",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "sliding_window",
-    "num_attention_sinks",
-)
+    "quantization", "kv_cache_dtype", "policy", "admission", "preemption_mode", "num_kv_blocks", "max_num_seqs",
+    "max_num_batched_tokens", "max_model_len", "sliding_window", "num_attention_sinks",
+)  # fmt: skip
 KEPT_TRACE_STEPS = 100  # nobody asks a server for its trace, and 10,000 steps of 64 sequences take 100 MB
 
-# Of the server, by groups: flag, field of `ServerSettings`, type, what stands for the value, and what it says.
-Options = tuple[tuple[str, str, Callable[[str], Any], str, str], ...]
-SERVER: Options = (
-    ("--host", "host", text, "HOST", "where it listens"),
-    ("--port", "port", whole(), "N", "where it listens"),
-    ("--served-model-name", "served_model_name", text, "NAME", "what clients call the model"),
-    ("--api-keys", "api_keys", str, "FILE", "keys and quotas of tenants (TOML; see docs/server.md)"),
-    ("--ssl-certfile", "ssl_certfile", str, "FILE", "certificate (PEM): serve HTTPS"),
-    ("--ssl-keyfile", "ssl_keyfile", str, "FILE", "the certificate's key (PEM), if it is a file of its own"),
-    ("--read-timeout", "read_timeout_s", float, "SECONDS", "for a request to arrive, headers and body together"),
-    ("--drain-timeout", "drain_timeout_s", float, "SECONDS", "for what was accepted before a signal"),
-)
-LIMITS: Options = (
-    ("--max-queue", "max_queue", whole(), "N", "requests that may wait for their first step; the next one gets 429"),
-    ("--deadline", "deadline_s", float, "SECONDS", "a request unanswered by then gets 504"),
-    ("--max-body-bytes", "max_body_bytes", whole(most=2**40), "N", "of a request; more gets 413"),
-    ("--max-prompt-tokens", "max_prompt_tokens", whole(), "N", "of a prompt, if fewer than the model can take"),
-    ("--max-prompts", "max_prompts", whole(), "N", "in a request"),
-    ("--max-n", "max_n", whole(), "N", "completions of a prompt"),
-    ("--default-max-tokens", "default_max_tokens", whole(), "N", "of an answer whose request sets no limit"),
-)
+# By their names in `ServerSettings`.
+SERVER = (
+    "host", "port", "served_model_name", "api_keys", "ssl_certfile", "ssl_keyfile", "allowed_origins", "log_level",
+    "read_timeout_s", "drain_timeout_s",
+)  # fmt: skip
+LIMITS = (
+    "max_queue", "deadline_s", "max_body_bytes", "max_prompt_tokens", "max_prompts", "max_n", "default_max_tokens"
+)  # fmt: skip
 
 
 def add_parser(subparsers: Any) -> None:
@@ -64,25 +41,8 @@ def add_parser(subparsers: Any) -> None:
     )
     add_model(parser)
     add_engine_options(parser, "attention_backend", "device", "dtype")
-    defaults = ServerSettings()
-    for title, options in (("the server", SERVER), ("what it refuses", LIMITS)):
-        group = parser.add_argument_group(title)
-        for flag, name, kind, metavar, said in options:
-            default = getattr(defaults, name)
-            told = said if default is None else f"{said} (default %(default)s)"
-            group.add_argument(flag, dest=name, type=kind, default=default, metavar=metavar, help=told)
-    parser.add_argument(
-        "--allow-origin",
-        dest="allowed_origins",
-        action="append",
-        type=text,
-        default=[],
-        metavar="ORIGIN",
-        help="of web pages that may send requests (CORS), or '*'; may be repeated",
-    )
-    parser.add_argument(
-        "--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="of uvicorn (default %(default)s)"
-    )
+    add_fields(parser.add_argument_group("the server"), ServerSettings, *SERVER)
+    add_fields(parser.add_argument_group("what it refuses"), ServerSettings, *LIMITS)
     engine = parser.add_argument_group("the engine (default: as LLM)")
     add_engine_options(engine, *ENGINE_OPTIONS)
     add_speculative_options(engine, default=None)
@@ -108,7 +68,7 @@ def with_config_file(args: argparse.Namespace) -> argparse.Namespace:
 
 def settings_of(args: argparse.Namespace) -> ServerSettings:
     """Raises ConfigError for an option that breaks its rule."""
-    return ServerSettings(**{field.name: getattr(args, field.name) for field in fields(ServerSettings)})
+    return ServerSettings(**{name: value for name, value in vars(args).items() if name in (*SERVER, *LIMITS)})
 
 
 def run(args: argparse.Namespace) -> int:

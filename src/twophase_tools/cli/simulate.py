@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from twophase_tools.cli.arguments import whole
+from twophase_tools.cli.arguments import add_json, add_options, whole
 from twophase_tools.cli.bench import add_load, workload_of
 from twophase_tools.cli.engine_options import add_engine_options, engine_config, engine_options
 
@@ -26,19 +26,16 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("simulate", help="serve a workload on simulated engines", description=DESCRIPTION)
     add_load(parser.add_argument_group("load"))
     engine = parser.add_argument_group("engines")
-    engine.add_argument("--hardware", default="h100", metavar="NAME", help="a100, h100 (default), h200, mi300x")
-    engine.add_argument(
-        "--model", default="llama-3-8b", metavar="NAME", help="llama-3-8b (default), llama-3-70b or any folder"
+    add_options(
+        engine,
+        ("--hardware", str, "NAME", "a100, h100 (default), h200, mi300x", "h100"),
+        ("--model", str, "NAME", "llama-3-8b (default), llama-3-70b or any folder", "llama-3-8b"),
+        ("--tensor-parallel", whole(1, most=4096), "N", "GPUs per engine (default 1)", 1),
+        ("--replicas", whole(1, most=MOST_REPLICAS), "N", "engines (default 1)", 1),
+        ("--router", str, "NAME", ROUTER_HELP, "least-outstanding"),
     )
-    engine.add_argument(
-        "--tensor-parallel", type=whole(1, most=4096), default=1, metavar="N", help="GPUs per engine (default 1)"
-    )
-    engine.add_argument(
-        "--replicas", type=whole(1, most=MOST_REPLICAS), default=1, metavar="N", help="engines (default 1)"
-    )
-    engine.add_argument("--router", default="least-outstanding", metavar="NAME", help=ROUTER_HELP)
     add_engine_options(engine, "policy", "admission", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens")
-    parser.add_argument("--json", action="store_true", help="machine-readable results")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 

@@ -90,7 +90,7 @@ class Goodput:
     """Throughput that kept its promise (DistServe, arXiv:2401.09670, section 1).
 
     Attributes:
-        num_promised: Requests with an SLO; unfinished and failed ones are among them.
+        num_promised: Requests; unfinished and failed ones are among them.
         num_met: Those that ran to their end within it.
         requests_per_s: `num_met` over the window; None for a window without length.
     """
@@ -106,7 +106,7 @@ class Goodput:
 
     @classmethod
     def of(cls, records: Iterable[RequestRecord], slo: Slo | None, window_s: float | int) -> "Goodput | None":
-        """Each record by its own SLO, else by `slo`; None when no request has either."""
+        """None without a request or an SLO."""
         met = [is_met for record in records if (is_met := record.meets(slo)) is not None]
         return cls(len(met), sum(met), rate(sum(met), window_s)) if met else None
 

@@ -47,12 +47,7 @@ def draw_swim_lanes(
     Raises:
         RecordError: Two records have the same request id.
     """
-    num_lanes = len(lanes_of(records, steps))
-    figure, axes = plt.subplots(figsize=(10, 1.5 + min(9.0, 0.34 * max(2, num_lanes))), facecolor="white")
-    _swim_lanes(axes, records, steps, milliseconds)
-    axes.set_title(title or "Requests by arrival", loc="left")
-    figure.tight_layout()
-    return figure
+    return draw_lane_panels({title or "Requests by arrival": (records, steps)}, milliseconds=milliseconds)
 
 
 def draw_lane_panels(
@@ -63,12 +58,12 @@ def draw_lane_panels(
     Raises:
         RecordError: Two records of a run have the same request id.
     """
-    heights = [0.7 + 0.3 * max(2, len(lanes_of(*run))) for run in runs.values()]
+    heights = [0.7 + min(9.0, 0.3 * max(2, len(lanes_of(*run)))) for run in runs.values()]
     figure, panels = plt.subplots(
         len(runs), 1, figsize=(10, 0.6 + sum(heights)), height_ratios=heights, squeeze=False, facecolor="white"
     )
     for axes, (title, run) in zip(panels[:, 0], runs.items(), strict=True):
-        _swim_lanes(axes, *run, milliseconds, show_legend=False)
+        _swim_lanes(axes, *run, milliseconds)
         axes.set_title(title, loc="left", fontsize=10)
     end = max(axes.get_xlim()[1] for axes in panels[:, 0])
     for axes in panels[:, 0]:
@@ -84,7 +79,24 @@ def draw_lane_panels(
 def draw_batch_composition(steps: Sequence[StepTrace], *, token_budget: int | None = None) -> Figure:
     """Decode and prefill tokens of each step, against the token budget."""
     figure, axes = plt.subplots(figsize=(10, 3.4), facecolor="white")
-    _batch_composition(axes, steps, token_budget)
+    numbers = [step.step for step in steps]
+    decodes = [step.num_decode_tokens for step in steps]
+    prefills = [num_tokens(step) - step.num_decode_tokens for step in steps]
+    bars: dict[str, Any] = {"width": 1.0, "edgecolor": "white", "linewidth": 0.1}
+    axes.bar(numbers, decodes, color=DECODE, label="decode tokens", **bars)
+    axes.bar(numbers, prefills, bottom=decodes, color=PREFILL, label="prefill tokens", **bars)
+    if token_budget is not None:
+        most = max(1, *map(sum, zip(decodes, prefills, strict=True)), 0)
+        is_near = token_budget <= 5 * most  # else it is named, but left outside
+        name = f"token budget: {token_budget:,}" + ("" if is_near else ", far above")
+        axes.axhline(token_budget, color=VERMILION, linewidth=1, linestyle="--", label=name)
+        axes.set_ylim(0, 1.12 * (token_budget if is_near else most))
+    if numbers:
+        axes.set_xlim(numbers[0] - 0.5, numbers[-1] + 0.5)
+    axes.set(xlabel="step of the engine", ylabel="tokens computed")
+    axes.set_title("What each step computes", loc="left")
+    _plain(axes)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncol=6, frameon=False, fontsize=8)
     figure.tight_layout()
     return figure
 
@@ -98,18 +110,11 @@ def _plain(axes: Axes) -> None:
     axes.spines[["right", "top"]].set_visible(False)
 
 
-def _swim_lanes(
-    axes: Axes,
-    records: Sequence[RequestRecord],
-    steps: Sequence[StepTrace],
-    milliseconds: bool = False,
-    show_legend: bool = True,
-) -> None:
+def _swim_lanes(axes: Axes, records: Sequence[RequestRecord], steps: Sequence[StepTrace], milliseconds: bool) -> None:
     lanes = lanes_of(records, steps)
     origin_s = _start_of(records, steps)
     scale = 1000 if milliseconds else 1
-    kinds = _kinds_of(lanes)
-    for kind in kinds:
+    for kind in _kinds_of(lanes):
         boxes = [
             Rectangle(
                 ((span.start_s - origin_s) * scale, row - LANE_HEIGHT / 2),
@@ -139,8 +144,6 @@ def _swim_lanes(
     axes.set_xlabel(f"time since the first arrival, {'ms' if milliseconds else 's'}")
     _name_lanes(axes, lanes)
     _plain(axes)
-    if show_legend and kinds:
-        _legend_above(axes, _legend_of(kinds, bool(ticks)))
 
 
 def _kinds_of(lanes: Sequence[Lane]) -> list[SpanKind]:
@@ -169,28 +172,3 @@ def _name_lanes(axes: Axes, lanes: Sequence[Lane]) -> None:
         axes.tick_params(axis="y", length=0)
     else:
         axes.set_ylabel(f"{len(lanes):,} requests, by arrival")
-
-
-def _legend_above(axes: Axes, handles: Sequence[Patch | Line2D] | None = None) -> None:
-    axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncol=6, frameon=False, fontsize=8)
-
-
-def _batch_composition(axes: Axes, steps: Sequence[StepTrace], token_budget: int | None) -> None:
-    numbers = [step.step for step in steps]
-    decodes = [step.num_decode_tokens for step in steps]
-    prefills = [num_tokens(step) - step.num_decode_tokens for step in steps]
-    bars: dict[str, Any] = {"width": 1.0, "edgecolor": "white", "linewidth": 0.1}
-    axes.bar(numbers, decodes, color=DECODE, label="decode tokens", **bars)
-    axes.bar(numbers, prefills, bottom=decodes, color=PREFILL, label="prefill tokens", **bars)
-    if token_budget is not None:
-        most = max(1, *map(sum, zip(decodes, prefills, strict=True)), 0)
-        is_near = token_budget <= 5 * most  # else it is named, but left outside
-        name = f"token budget: {token_budget:,}" + ("" if is_near else ", far above")
-        axes.axhline(token_budget, color=VERMILION, linewidth=1, linestyle="--", label=name)
-        axes.set_ylim(0, 1.12 * (token_budget if is_near else most))
-    if numbers:
-        axes.set_xlim(numbers[0] - 0.5, numbers[-1] + 0.5)
-    axes.set(xlabel="step of the engine", ylabel="tokens computed")
-    axes.set_title("What each step computes", loc="left")
-    _plain(axes)
-    _legend_above(axes)

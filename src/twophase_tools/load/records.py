@@ -29,7 +29,6 @@ class RequestRecord:
         num_preemptions: Times its sequences lost their blocks.
         finish_reason: None while unfinished; 'error' or 'abort' if any completion ended so, else completion 0's.
         num_sibling_tokens: Tokens of the completions beyond the first: work done, but no times are known.
-        slo: Its own promise; None: the report's, if any, holds.
 
     Raises:
         RecordError: A time before the one it must follow or not finite, or an impossible count.
@@ -45,7 +44,6 @@ class RequestRecord:
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     num_sibling_tokens: int = 0
-    slo: Slo | None = None
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -77,7 +75,7 @@ class RequestRecord:
             )
 
     @classmethod
-    def from_output(cls, output: RequestOutput, slo: Slo | None = None) -> "RequestRecord":
+    def from_output(cls, output: RequestOutput) -> "RequestRecord":
         """What an engine's output tells, finished or not."""
         metrics = output.metrics
         reasons = [completion.finish_reason for completion in output.outputs]
@@ -93,7 +91,6 @@ class RequestRecord:
             num_preemptions=metrics.num_preemptions,
             finish_reason=(bad or reasons)[0] if output.finished else None,
             num_sibling_tokens=sum(len(completion.token_ids) for completion in output.outputs[1:]),
-            slo=slo,
         )
 
     @property
@@ -133,8 +130,5 @@ class RequestRecord:
         return None if self.finished_s is None else self.finished_s - self.arrival_s
 
     def meets(self, slo: Slo | None) -> bool | None:
-        """Whether it ran to its end within its own SLO, else within `slo`; None when there is neither."""
-        promised = self.slo or slo
-        if promised is None:
-            return None
-        return self.is_completed and promised.is_met(self.ttft_s, self.tpot_s)
+        """Whether it ran to its end within the SLO; None without one."""
+        return None if slo is None else self.is_completed and slo.is_met(self.ttft_s, self.tpot_s)

@@ -57,7 +57,7 @@ class ServingReport:
         Args:
             records: What became of each request.
             steps: The engine's trace of the same time, on the same clock, if there is one.
-            slo: Holds for every request that has none of its own.
+            slo: Was promised to every request.
             window: [start, end] of the measurement; None: from the first arrival to the last thing that happened.
 
         Raises:
@@ -112,10 +112,9 @@ class ServingReport:
             f"tokens       {self.num_prompt_tokens:,} prompt ({_share(self.cache_hit_rate)} from the prefix cache), "
             f"{self.num_output_tokens:,} output",
         ]
-        if self.goodput is not None:
-            promise = self.slo.to_text() if self.slo is not None else "each request's own SLO"
+        if self.goodput is not None and self.slo is not None:
             lines.append(
-                f"goodput      {_per_s(self.goodput.requests_per_s, 'requests')} within {promise}: "
+                f"goodput      {_per_s(self.goodput.requests_per_s, 'requests')} within {self.slo.to_text()}: "
                 f"{self.goodput.num_met:,} of {self.goodput.num_promised:,} ({_share(self.goodput.attainment)})"
             )
         return lines

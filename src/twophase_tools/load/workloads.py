@@ -9,7 +9,8 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, final, runtime_checkable
+from functools import partial
+from typing import Protocol, final, runtime_checkable
 
 from twophase.core.errors import ConfigError
 from twophase_tools.load.arrivals import Arrivals, AtOnce, Bursty, Poisson
@@ -221,38 +222,23 @@ def named_workload(name: str, load: Load | None = None) -> Workload:
 
 CHAT_PROMPTS = LogNormalLengths(median=96, sigma=0.9, low=8, high=1024)
 CHAT_OUTPUTS = LogNormalLengths(median=48, sigma=0.7, low=4, high=256)
-CHAT_REQUESTS = 32
-CHAT_RATE_PER_S = 1.0
-CHAT_PREFIX = SharedPrefix(num_groups=2, num_tokens=256)
-BURSTY_CV = 3.0
 PRESSURE = 0.25
 
 
-def _chat(name: str, load: Load, **changes: Any) -> Workload:
-    """Lognormal lengths at a steady rate; `changes` make it another workload."""
-    num_requests = CHAT_REQUESTS if load.num_requests is None else load.num_requests
-    arrivals = load.arrivals(CHAT_RATE_PER_S)
-    chat = RandomWorkload(name, num_requests, arrivals, CHAT_PROMPTS, CHAT_OUTPUTS, seed=load.seed)
-    return replace(chat, **changes)
-
-
-def _bursty(name: str, load: Load) -> Workload:
-    return _chat(name, load, arrivals=load.arrivals(CHAT_RATE_PER_S, BURSTY_CV))
-
-
-def _uniform(name: str, load: Load) -> Workload:
-    return _chat(name, load, prompt_lens=UniformLengths(16, 512), output_lens=UniformLengths(16, 128))
-
-
-def _shared_prefix(name: str, load: Load) -> Workload:
-    return _chat(name, load, prefix=CHAT_PREFIX)
-
-
-def _quick(name: str, load: Load) -> Workload:
-    """A few short requests: shows that everything runs, measures nothing."""
-    few = replace(load, num_requests=6 if load.num_requests is None else load.num_requests)
-    lengths = {"prompt_lens": UniformLengths(4, 48), "output_lens": UniformLengths(2, 8)}
-    return _chat(name, few, arrivals=load.arrivals(8.0), **lengths)
+def _chat(
+    name: str,
+    load: Load,
+    num_requests: int = 32,
+    rate_per_s: float | int = 1.0,
+    cv: float | int = 1,
+    prompt_lens: Lengths = CHAT_PROMPTS,
+    output_lens: Lengths = CHAT_OUTPUTS,
+    prefix: SharedPrefix | None = None,
+) -> Workload:
+    """Lognormal lengths at a steady rate, by itself; the arguments make it another workload."""
+    num_requests = num_requests if load.num_requests is None else load.num_requests
+    arrivals = load.arrivals(rate_per_s, cv)
+    return RandomWorkload(name, num_requests, arrivals, prompt_lens, output_lens, prefix, load.seed)
 
 
 def _benchmark(name: str, load: Load) -> Workload:
@@ -272,10 +258,13 @@ def _benchmark(name: str, load: Load) -> Workload:
 
 WORKLOADS: dict[str, Callable[[str, Load], Workload]] = {
     "chat": _chat,
-    "bursty": _bursty,
-    "uniform": _uniform,
-    "shared-prefix": _shared_prefix,
-    "quick": _quick,
+    "bursty": partial(_chat, cv=3.0),
+    "uniform": partial(_chat, prompt_lens=UniformLengths(16, 512), output_lens=UniformLengths(16, 128)),
+    "shared-prefix": partial(_chat, prefix=SharedPrefix(num_groups=2, num_tokens=256)),
+    # A few short requests: shows that everything runs, measures nothing.
+    "quick": partial(
+        _chat, num_requests=6, rate_per_s=8.0, prompt_lens=UniformLengths(4, 48), output_lens=UniformLengths(2, 8)
+    ),
     # The common benchmark, and the same with a quarter of the blocks.
     "benchmark": _benchmark,
     "benchmark-pressure": _benchmark,

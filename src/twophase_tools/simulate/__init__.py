@@ -1,20 +1,17 @@
 """The engine without the model: the real scheduler under a clock that a cost model advances.
 
 hardware, model_shapes       what a GPU can do at most, and what a model asks of it, with sources
-step_load, cost_model        what a step computes, and how long that takes: fitted, or by roofline
-calibrate                    fitting the cost model to an engine's steps
+step_load, cost_model        what a step computes, and how long that takes: a sum, or by roofline
 traffic                      requests that come by the clock
 limits, simulator            one engine
-routers, fleet, autoscale    many behind a router, which come and go
+routers, fleet               many behind a router
 pools, arrived_pages         prefill and decode in pools of their own
-progress, recorder           what becomes of a request, and what is kept of a run
+recorder                     what is kept of a run
 fleet_report                 a run engine by engine
 """
 
 __all__ = [
     "arrived_pages",
-    "autoscale",
-    "calibrate",
     "cost_model",
     "fleet",
     "fleet_report",
@@ -22,7 +19,6 @@ __all__ = [
     "limits",
     "model_shapes",
     "pools",
-    "progress",
     "recorder",
     "routers",
     "simulator",

@@ -49,8 +49,7 @@ class LinearCostModel(CostModel):
 
     `per_step` is what any step costs, the reading of the weights above all; `per_token` the layers' products,
     `per_sample` the output projection and the sampling, `per_context` a decode's reading of the cache, and `per_pair`
-    the attention of prefills, the quadratic part. Seconds each, none negative: `calibrate` fits them, all but the
-    swaps', which its probes do not cause.
+    the attention of prefills, the quadratic part. Seconds each, none negative.
     """
 
     per_step_s: float | int
@@ -67,7 +66,7 @@ class LinearCostModel(CostModel):
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not 0 <= value < float("inf"):
-                raise ConfigError(f"a cost must be finite and at least 0 seconds, got {name}={value}; calibrate again.")
+                raise ConfigError(f"a cost must be finite and at least 0 seconds, got {name}={value}.")
         if self.per_step_s + self.per_token_s <= 0:
             raise ConfigError("a step must take time: per_step_s or per_token_s must be above 0, or no clock advances.")
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from twophase.core.errors import ConfigError
-from twophase.core.request import Request
+from twophase.core.request import Request, RequestOutput
 from twophase_tools.simulate.fleet import Fleet
-from twophase_tools.simulate.progress import RequestProgress
 from twophase_tools.simulate.simulator import Replica, in_order
 
 
@@ -58,7 +57,7 @@ class _OnTheirWay:
         self._link = link
         self._requests: dict[str, Request] = {}  # as they were asked for
         self._free_s: dict[Replica, float] = {}  # when an engine's link is
-        self._heap: list[tuple[float, int, Request, RequestProgress]] = []
+        self._heap: list[tuple[float, int, Request, RequestOutput]] = []
         self._num_sent = 0
 
     def prompt_of(self, request: Request) -> Request:
@@ -66,20 +65,21 @@ class _OnTheirWay:
         self._requests[request.request_id] = request
         return replace(request, sampling_params=replace(request.sampling_params, max_tokens=1, stop=()))
 
-    def send(self, replica: Replica, progress: RequestProgress) -> None:
-        assert progress.finished_s is not None
-        request = self._requests.pop(progress.request.request_id)
-        start_s = max(float(progress.finished_s), self._free_s.get(replica, 0.0))
+    def send(self, replica: Replica, prefilled: RequestOutput) -> None:
+        finished_s = prefilled.metrics.finished_s
+        assert finished_s is not None
+        request = self._requests.pop(prefilled.request_id)
+        start_s = max(finished_s, self._free_s.get(replica, 0.0))
         end_s = start_s + self._link.transfer_s(len(request.prompt_token_ids))
         self._free_s[replica] = end_s - self._link.latency_s
-        heapq.heappush(self._heap, (end_s, self._num_sent, request, progress))
+        heapq.heappush(self._heap, (end_s, self._num_sent, request, prefilled))
         self._num_sent += 1
 
     def arrive(self, decode: Fleet, time_s: float | int) -> None:
         """Those that are there by now go to the decode pool."""
         while self._heap and self._heap[0][0] <= time_s:
-            arrival_s, _, request, progress = heapq.heappop(self._heap)
-            decode.serve(replace(request, arrival_s=arrival_s), progress)
+            arrival_s, _, request, prefilled = heapq.heappop(self._heap)
+            decode.serve(replace(request, arrival_s=arrival_s), prefilled)
 
 
 def run_pools(requests: Iterable[Request], prefill: Fleet, decode: Fleet, link: Link) -> None:

@@ -28,55 +28,54 @@ class Router(abc.ABC):
 
     @abc.abstractmethod
     def choose(self, replicas: Sequence[Replica], request: Request) -> int:
-        """Index of the replica that gets it. Replicas may have come and gone since the last call."""
+        """Index of the replica that gets it."""
+
+
+class InTurn(Router):
+    """Sends a request where it costs least; among equals, to each in turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def _cheapest(self, costs: Sequence[int | float]) -> int:
+        """Index of the least cost; among equals the first from `_next` on."""
+        count, least = len(costs), min(costs)
+        chosen = next(i % count for i in range(self._next, self._next + count) if costs[i % count] == least)
+        self._next = chosen + 1
+        return chosen
 
 
 @final
-class RoundRobin(Router):
+class RoundRobin(InTurn):
     """Each in turn, whatever they do."""
 
     looks_at_replicas = False
 
-    def __init__(self) -> None:
-        self._next = 0
-
     def choose(self, replicas: Sequence[Replica], request: Request) -> int:
-        chosen = self._next % len(replicas)
-        self._next = chosen + 1
-        return chosen
+        return self._cheapest([0] * len(replicas))
 
 
 @final
-class LeastOutstanding(Router):
-    """Whoever has the fewest unfinished requests; among equals, each in turn."""
-
-    def __init__(self) -> None:
-        self._next = 0
+class LeastOutstanding(InTurn):
+    """Whoever has the fewest unfinished requests."""
 
     def choose(self, replicas: Sequence[Replica], request: Request) -> int:
-        chosen = _least([replica.num_outstanding(request.arrival_s) for replica in replicas], self._next)
-        self._next = chosen + 1
-        return chosen
+        return self._cheapest([replica.num_outstanding(request.arrival_s) for replica in replicas])
 
 
 @final
-class LeastTokens(Router):
-    """Whoever has the fewest tokens in unfinished requests, queued or running; among equals, each in turn.
+class LeastTokens(InTurn):
+    """Whoever has the fewest tokens in unfinished requests, queued or running.
 
     A prompt of 8,000 tokens is no more than one request to `LeastOutstanding`.
     """
 
-    def __init__(self) -> None:
-        self._next = 0
-
     def choose(self, replicas: Sequence[Replica], request: Request) -> int:
-        chosen = _least([replica.num_outstanding_tokens(request.arrival_s) for replica in replicas], self._next)
-        self._next = chosen + 1
-        return chosen
+        return self._cheapest([replica.num_outstanding_tokens(request.arrival_s) for replica in replicas])
 
 
 @final
-class PrefixAware(Router):
+class PrefixAware(InTurn):
     """The engine for which hits and load together cost least, in tokens:
 
         cost = weight * (tokens of the prompt that it would have to compute) + tokens of its unfinished requests
@@ -101,11 +100,11 @@ class PrefixAware(Router):
             raise ConfigError(f"block_size must be a whole number of at least 1 token, got {block_size}.")
         if not 0 < index_share <= 1:
             raise ConfigError(f"index_share is a share of an engine's K/V slots, in (0, 1], got {index_share}.")
+        super().__init__()
         self._weight = weight
         self._block_size = int(block_size)
         self._index_share = index_share
         self._sent: dict[Replica, OrderedDict[bytes, None]] = {}  # digests of blocks, the latest used last
-        self._next = 0
 
     def choose(self, replicas: Sequence[Replica], request: Request) -> int:
         digests = self._digests(request)
@@ -115,8 +114,7 @@ class PrefixAware(Router):
         for replica in replicas:
             num_to_compute = num_tokens - self._num_hit(replica, digests) * self._block_size
             costs.append(self._weight * num_to_compute + replica.num_outstanding_tokens(request.arrival_s))
-        chosen = _least(costs, self._next)
-        self._next = chosen + 1
+        chosen = self._cheapest(costs)
         self._note(replicas[chosen], digests)
         return chosen
 
@@ -177,12 +175,6 @@ class ByLength(Router):
         if len(request.prompt_token_ids) > self._limit_tokens:
             return num_short + self._long.choose(replicas[num_short:], request)
         return self._short.choose(replicas[:num_short], request)
-
-
-def _least(costs: Sequence[int | float], first: int) -> int:
-    """Index of the least cost; among equals the first from `first` on, in turn."""
-    count, least = len(costs), min(costs)
-    return next(i % count for i in range(first, first + count) if costs[i % count] == least)
 
 
 ROUTERS: dict[str, Callable[[], Router]] = {

@@ -32,30 +32,16 @@ class StepLoad(NamedTuple):
 
 def load_of(plan: StepPlan) -> StepLoad:
     """The load of a planned step."""
-    chunks = [(chunk.start, len(chunk.token_ids)) for chunk in plan.chunks[plan.num_decodes :]]
-    decode_context = plan.num_decodes + sum([chunk.start for chunk in plan.chunks[: plan.num_decodes]])
-    num_samples = plan.num_decodes + sum([chunk.num_samples > 0 for chunk in plan.chunks[plan.num_decodes :]])
-    load = _load(chunks, plan.num_decodes, decode_context, num_samples)
-    num_moved = plan.num_offloaded + len(plan.loaded)
-    return load._replace(num_moved_blocks=num_moved) if num_moved else load
-
-
-def load_of_trace(chunks: tuple[tuple[str, int, int, int], ...], num_decodes: int, num_samples: int) -> StepLoad:
-    """The load of a step that the engine has traced (`StepTrace.chunks`); a trace does not tell who sampled."""
-    decode_context = num_decodes + sum(start for _, _, start, _ in chunks[:num_decodes])
-    return _load(
-        [(start, count) for _, _, start, count in chunks[num_decodes:]], num_decodes, decode_context, num_samples
-    )
-
-
-def _load(prefills: list[tuple[int, int]], num_decodes: int, decode_context: int, num_samples: int) -> StepLoad:
+    decodes = plan.chunks[: plan.num_decodes]
+    prefills = [(chunk.start, len(chunk.token_ids), chunk.num_samples > 0) for chunk in plan.chunks[plan.num_decodes :]]
     return StepLoad(
-        num_tokens=num_decodes + sum([count for _, count in prefills]),
-        num_samples=num_samples,
-        num_chunks=num_decodes + len(prefills),
-        decode_context=decode_context,
-        prefill_pairs=sum([num_pairs(start, count) for start, count in prefills]),
-        prefill_context=sum([start + count for start, count in prefills]),
+        num_tokens=plan.num_decodes + sum([count for _, count, _ in prefills]),
+        num_samples=plan.num_decodes + sum([samples for *_, samples in prefills]),
+        num_chunks=len(plan.chunks),
+        decode_context=plan.num_decodes + sum([chunk.start for chunk in decodes]),
+        prefill_pairs=sum([num_pairs(start, count) for start, count, _ in prefills]),
+        prefill_context=sum([start + count for start, count, _ in prefills]),
+        num_moved_blocks=plan.num_offloaded + len(plan.loaded),
     )
 
 

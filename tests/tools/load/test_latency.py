@@ -5,9 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from tests.tools.load.timeline import RECORDS, A, B, C, D
+from tests.tools.load.timeline import RECORDS, A, C, D
 from twophase_tools.load import latency
-from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.slo import Slo
 
 
@@ -56,6 +55,3 @@ def test_goodput_by_hand():
     assert latency.Goodput.of(RECORDS, None, 100) is None
     assert latency.Goodput.of([], slo, 100) is None
     assert latency.Goodput.of([A], slo, 0).requests_per_s is None
-    one = RequestRecord("x", 0, 1, (30,), 30, 1, finish_reason="stop", slo=Slo(ttft_s=30))
-    found = latency.Goodput.of([one, B], None, 10)  # B was promised nothing
-    assert (found.num_promised, found.num_met) == (1, 1)

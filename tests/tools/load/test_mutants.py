@@ -32,7 +32,6 @@ MUTANTS = {
         ("TTFT of none is 0", "if self.token_times_s else None", "if self.token_times_s else 0", records.test_what_did_not_happen_is_none_and_never_zero),
         ("siblings forgotten", "len(self.token_times_s) + self.num_sibling_tokens", "len(self.token_times_s)", records.test_an_engines_output_becomes_a_record),
         ("an error passes as a stop", "(bad or reasons)[0]", "reasons[0]", one_bad),
-        ("the report's promise first", "self.slo or slo", "slo or self.slo", records.test_keeping_a_promise),
     ],
     (LOAD + "latency", latency): [
         ("nearest rank", "(index - below) *", "round(index - below) *", latency.test_percentiles_are_numpys),

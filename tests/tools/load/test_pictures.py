@@ -35,7 +35,8 @@ def legend(axes):
 
 
 def test_swim_lanes_by_hand():
-    axes = pictures.draw_swim_lanes(RECORDS, STEPS, title="three").axes[0]
+    figure = pictures.draw_swim_lanes(RECORDS, STEPS, title="three")
+    axes = figure.axes[0]
     colours = pictures.SPAN_COLOURS
     assert boxes(axes, colours["waiting"]) == [(0, 0, 1), (1, 4, 11), (2, 12, 51), (3, 15, 65)]
     assert boxes(axes, colours["prefill"]) == [(0, 1, 9), (0, 61, 69), (1, 11, 19), (1, 21, 29), (2, 51, 59)]
@@ -48,7 +49,7 @@ def test_swim_lanes_by_hand():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["A", "B", "C", "D"]
     assert axes.get_xlabel().endswith(", s")
     assert axes.get_title(loc="left") == "three"
-    assert len(legend(axes)) == 6
+    assert len(figure.legends[0].get_texts()) == 6
 
 
 def test_swim_lanes_in_milliseconds():

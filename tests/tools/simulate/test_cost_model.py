@@ -1,20 +1,17 @@
-"""Costs against arithmetic done by hand, and the fit against costs that were planted."""
+"""Costs against arithmetic done by hand."""
 
 import dataclasses
-import random
 
-import numpy as np
 import pytest
 
 from tests.model.tiny import make_folder
 from twophase.core.errors import ConfigError
-from twophase.core.plan import ScheduledChunk, StepPlan, StepTrace
+from twophase.core.plan import ScheduledChunk, StepPlan
 from twophase_features.experts.config import ExpertsConfig
-from twophase_tools.simulate.calibrate import StepSample, fit_cost_model, nnls, samples_of
 from twophase_tools.simulate.cost_model import Assumptions, LinearCostModel, RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE, Hardware, hardware_named
 from twophase_tools.simulate.model_shapes import MODELS, ModelShape, model_shape
-from twophase_tools.simulate.step_load import StepLoad, load_of, load_of_trace
+from twophase_tools.simulate.step_load import StepLoad, load_of
 
 # Two layers, one head of size 4, hidden 8, intermediate 16, vocabulary 10.
 TOY = ModelShape("toy", 8, 16, 2, 2, 1, 4, 10, True, "by hand")
@@ -30,7 +27,6 @@ def test_load_of_a_plan():
     prefill = ScheduledChunk(1, [1, 2, 3, 4], 2, [1], 1)
     load = load_of(StepPlan((decode, prefill), 1, 5))
     assert load == StepLoad(5, 2, 2, 10, 18, 6)
-    assert load_of_trace((("a", 0, 9, 1), ("b", 0, 2, 4)), 1, 2) == load
 
 
 def test_linear_costs():
@@ -135,45 +131,3 @@ def test_layers_of_different_kinds_are_refused(tmp_path):
 def test_unknown_names(call):
     with pytest.raises(ConfigError, match="known"):
         call()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_nnls_is_optimal(seed):
-    """Where x is above 0 the gradient of the squared distance is 0, and elsewhere it does not fall (Karush, Kuhn and
-    Tucker: for a convex problem that is enough)."""
-    rng = np.random.default_rng(seed)
-    a, b = rng.standard_normal((12, 4)), rng.standard_normal(12)
-    if seed % 3 == 0:
-        a[:, 3] = 1e6 * a[:, 3]
-    found = nnls(a, b)
-    assert (found >= 0).all()
-    gradient = a.T @ (a @ found - b) / np.linalg.norm(a, axis=0)
-    assert np.abs(gradient[found > 0]).max(initial=0) < 1e-9
-    assert gradient[found == 0].min(initial=0) > -1e-9
-
-
-def test_fit_finds_planted_costs():
-    planted = LinearCostModel(0.03, 0.001, 0.0005, 1e-5, 1e-6, 1e-4, 1e-6, 2e-4, 3e-6)
-    rng = random.Random(0)
-    samples = []
-    for _ in range(40):
-        load = StepLoad(*(rng.randint(0, top) for top in (512, 32, 32, 4000, 100_000, 1000)))
-        samples.append(StepSample(load, *map(float, planted.cost(load))))
-    fitted = dataclasses.asdict(fit_cost_model(samples))
-    assert fitted == pytest.approx(dataclasses.asdict(planted), rel=1e-6)
-
-
-def test_samples_of_a_trace():
-    """A chunk that the next step goes on with did not sample; the same name in the next probe is another request."""
-
-    def step(number, chunks, num_decodes):
-        return StepTrace(number, 0.0, 0.1, 0.2, 0.3, chunks, num_decodes, (), (), 0, 0, 0, 0, 0)
-
-    steps = [
-        step(0, (("a", 0, 0, 8), ("b", 0, 0, 4)), 0),
-        step(1, (("a", 0, 8, 1), ("b", 0, 4, 2)), 1),
-        step(2, (("a", 0, 0, 3),), 0),
-    ]
-    samples = samples_of(steps)
-    assert [sample.load.num_samples for sample in samples] == [1, 2, 1]
-    assert samples[1] == StepSample(StepLoad(3, 2, 2, 9, 11, 6), 0.1, 0.2, 0.3)

@@ -24,7 +24,7 @@ def pool(count=1, cost_model=SECOND, router=RoundRobin, **options):
 
 
 def records_of(fleet):
-    records = [record for life in fleet.lives for record in life.replica.recorder.records]
+    records = [record for replica in fleet.replicas for record in replica.recorder.records]
     return {record.request_id: record for record in records}
 
 
@@ -71,7 +71,7 @@ def test_a_step_under_way_ends_before_a_newcomer_goes_on():
 def test_a_full_decode_pool_lets_them_wait():
     """One place: b is admitted when a has ended. It counts as waiting from its K and V's arrival on."""
     decode = pool(max_num_seqs=1)
-    replica = decode.lives[0].replica
+    replica = decode.replicas[0]
     run_pools([request("a", 0, 4, 4), request("b", 0, 4, 2)], pool(), decode, Link(4e9, 1))
     assert records_of(decode)["b"].token_times_s == pytest.approx((6.0, 7.0))
     assert replica.num_outstanding(9) == 0
