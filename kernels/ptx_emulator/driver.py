@@ -5,16 +5,17 @@ So the real wrappers run, on CPU tensors, through Triton's real specialisation a
 
 import contextlib
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from ptx_emulator.errors import NotCoveredError
-from ptx_emulator.machine import BUILDERS, Builder, Machine
+from ptx_emulator.machine import Machine
 from ptx_emulator.memory import GlobalMemory
 from ptx_emulator.ptx import parse
+from ptx_emulator.state import Observer
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver
 from twophase_kernels._triton import KernelsUnavailableError, mode, triton
 
@@ -46,24 +47,21 @@ class EmulatingDriver(CompileOnlyDriver):
     is_emulated = True
 
     def __init__(
-        self,
-        target_name: str,
-        edit: Callable[[str], str] | None = None,
-        builders: Mapping[str, Builder] = BUILDERS,
+        self, target_name: str, edit: Callable[[str], str] | None = None, observer: Observer | None = None
     ) -> None:
         if target_name not in COVERED_TARGETS:
             raise ValueError(f"the emulator covers {', '.join(COVERED_TARGETS)}; got {target_name!r}")
         super().__init__(TARGETS[target_name])
         self.launched: dict[str, Launched] = {}
         self._edit = edit or (lambda ptx: ptx)
-        self._builders = builders
+        self._observer = observer
 
     def get_current_device(self) -> str:
         # Triton keeps compiled kernels, with their launchers, per device: this driver is a device of its own.
         return f"emulator:{self.target.arch}:{id(self)}"
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        machine = Machine(parse(self._edit(_compiled_file(metadata, "ptx").read_text())), self._builders)
+        machine = Machine(parse(self._edit(_compiled_file(metadata, "ptx").read_text())), observer=self._observer)
         names = [name for name, kind in source.signature.items() if kind != "constexpr"]
         places = [source.fn.arg_names.index(name) for name in names]
 
@@ -118,21 +116,21 @@ def _without_machine_code(*compilation: Any) -> tuple[str, str] | None:
 def emulated(
     target: str = "sm_90",
     edit: Callable[[str], str] | None = None,
-    builders: Mapping[str, Builder] = BUILDERS,
+    observer: Observer | None = None,
     machine_code: bool = False,
 ) -> Iterator[EmulatingDriver]:
     """Within it, Triton kernels given CPU tensors are compiled for `target` and executed by the emulator.
 
     Args:
         edit: Changes each kernel's PTX before it is executed, to see the effect of a missing barrier, for example.
-        builders: As of `Machine`.
+        observer: As of `Machine`.
         machine_code: Also assemble the PTX, which takes longer than all before it and is not needed to run it.
 
     Raises:
         KernelsUnavailableError: This process was started for Triton's interpreter, or there is no Triton.
         ValueError: A target that is not covered.
     """
-    driver = EmulatingDriver(target, edit, builders)
+    driver = EmulatingDriver(target, edit, observer)
     before, stages = triton.runtime.driver._active, triton.knobs.runtime.add_stages_inspection_hook
     triton.runtime.driver.set_active(driver)
     triton.knobs.runtime.add_stages_inspection_hook = stages if machine_code else _without_machine_code

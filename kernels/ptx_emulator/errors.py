@@ -28,3 +28,6 @@ class RaceError(EmulationError):
 
 class NotCoveredError(EmulationError):
     """An instruction, or a form of one, that the emulator does not execute."""
+
+    def __str__(self) -> str:
+        return f"not covered: {super().__str__()}"

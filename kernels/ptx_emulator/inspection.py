@@ -22,23 +22,18 @@ from ptx_emulator.occupancy import MULTIPROCESSORS, Occupancy, occupancy
 from ptx_emulator.process import CompilingProcess
 from ptx_emulator.traffic import GlobalAccess, SharedAccess, Traffic
 
-__all__ = ["GlobalAccess", "KernelReport", "Roofline", "SharedAccess", "inspect_call", "inspect_in", "inspect_kernel"]
+__all__ = ["GlobalAccess", "KernelReport", "SharedAccess", "inspect_call", "inspect_in", "inspect_kernel"]
 
 
-@dataclass(frozen=True)
-class Roofline:
-    """The two times that a launch takes at least, in seconds, and which is longer: 'memory' or 'arithmetic'."""
-
-    memory_s: float
-    arithmetic_s: float
-
-    @property
-    def bound_by(self) -> str:
-        return "memory" if self.memory_s >= self.arithmetic_s else "arithmetic"
-
-    @property
-    def seconds(self) -> float:
-        return max(self.memory_s, self.arithmetic_s)
+GLOBAL_HEADING = "global memory                instruction                thread  requests  sectors  least  used"
+GLOBAL_ROW = (
+    "{0.source:<28} {0.instruction:<26} {0.thread_bytes:>4} B {0.requests:>9,} {0.sectors_per_request:>8.1f} "
+    "{0.least_per_request:>6.1f} {0.efficiency:>5.0%}"
+)
+SHARED_HEADING = "shared memory                instruction                thread  requests wavefronts conflicts"
+SHARED_ROW = (
+    "{0.source:<28} {0.instruction:<26} {0.thread_bytes:>4} B {0.requests:>9,} {0.wavefronts:>10,} {0.conflicts:>9,}"
+)
 
 
 @dataclass(frozen=True)
@@ -100,21 +95,16 @@ class KernelReport:
             raise ValueError(f"the cards known here are {', '.join(MULTIPROCESSORS)}; got {card!r}")
         return occupancy(MULTIPROCESSORS[card], self.num_warps, self.registers, self.shared_bytes)
 
-    def roofline(self, bytes_per_s: float, flops_per_s: float) -> Roofline:
-        """The time that a data sheet's peaks allow, under four assumptions.
-
-        All sectors come from memory once per request (no cache gives one twice), at the full bandwidth; matrix products
-        are the only arithmetic; both run at their peaks at the same time; the launch fills the GPU.
-        """
-        for name, peak in (("bytes_per_s", bytes_per_s), ("flops_per_s", flops_per_s)):
-            if not peak > 0:
-                raise ValueError(f"{name} should be positive, got {peak}")
-        return Roofline(self.bytes_moved / bytes_per_s, self.matrix_flops / flops_per_s)
-
     def show(self) -> str:
         """A table, printed."""
-        tables = [self._global_table(), *([self._shared_table()] if self.shared_accesses else [])]
-        text = "\n".join([*self._resources(), *(line for table in tables for line in ("", *table))])
+        lines = self._resources()
+        for heading, row, accesses in (
+            (GLOBAL_HEADING, GLOBAL_ROW, self.global_accesses),
+            (SHARED_HEADING, SHARED_ROW, self.shared_accesses),
+        ):
+            if accesses:
+                lines += ["", heading, *(row.format(access) for access in accesses)]
+        text = "\n".join(lines)
         print(text)
         return text
 
@@ -134,28 +124,6 @@ class KernelReport:
                 f"{found.limited_by}"
             )
         return lines
-
-    def _global_table(self) -> list[str]:
-        row = "{:<28} {:<26} {:>6} {:>9} {:>8} {:>6} {:>5}"
-        head = row.format("global memory", "instruction", "thread", "requests", "sectors", "least", "used")
-        return [head] + [
-            row.format(
-                a.source, a.instruction, f"{a.thread_bytes} B", f"{a.requests:,}", f"{a.sectors_per_request:.1f}",
-                f"{a.least_per_request:.1f}", f"{a.efficiency:.0%}",
-            )
-            for a in self.global_accesses
-        ]  # fmt: skip
-
-    def _shared_table(self) -> list[str]:
-        row = "{:<28} {:<26} {:>6} {:>9} {:>10} {:>9}"
-        head = row.format("shared memory", "instruction", "thread", "requests", "wavefronts", "conflicts")
-        return [head] + [
-            row.format(
-                a.source, a.instruction, f"{a.thread_bytes} B", f"{a.requests:,}", f"{a.wavefronts:,}",
-                f"{a.conflicts:,}",
-            )
-            for a in self.shared_accesses
-        ]  # fmt: skip
 
 
 def inspect_kernel(
@@ -184,7 +152,7 @@ def inspect_call(function: Callable[..., Any], *args: Any, target: str = "sm_90"
         ValueError: also if it launches none, or several.
     """
     traffic = Traffic()
-    with emulated(target, builders=traffic.builders, machine_code=True) as driver:
+    with emulated(target, observer=traffic, machine_code=True) as driver:
         function(*args, **options)
     if driver.launches != 1:
         raise ValueError(f"{function.__name__} launches {driver.launches} kernels; one at a time can be inspected")

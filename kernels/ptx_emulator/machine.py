@@ -6,19 +6,17 @@ blocks that leave a loop early wait behind it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from ptx_emulator import arithmetic, matrix, movement, warps
+from ptx_emulator import matrix, movement, warps
 from ptx_emulator.errors import EmulationError, NotCoveredError
 from ptx_emulator.memory import GlobalMemory, SharedMemory
 from ptx_emulator.numbers import bits_of
 from ptx_emulator.ptx import Instruction, Program
-from ptx_emulator.state import State, reader
+from ptx_emulator.state import Builder, Execute, Observer, State, reader
 
-Execute = Callable[[State], None]
-Builder = Callable[[Instruction, dict[str, int]], Execute]
 BUILDERS: dict[str, Builder] = movement.BUILDERS | warps.BUILDERS | matrix.BUILDERS
 CONTROL = ("bra", "ret", "exit", "trap")
 LANES = 8192  # threads in one batch of blocks: enough to make numpy's calls cheap, little enough for the caches
@@ -30,18 +28,20 @@ class Machine:
 
     Args:
         builders: By opcode: makes an instruction executable.
+        observer: Told of the program's memory requests and matrix products.
 
     Attributes:
         executed: Instructions by opcode, counted once per warp.
     """
 
-    def __init__(self, program: Program, builders: Mapping[str, Builder] = BUILDERS) -> None:
+    def __init__(
+        self, program: Program, builders: Mapping[str, Builder] = BUILDERS, observer: Observer | None = None
+    ) -> None:
         self.program = program
         self.executed: Counter[str] = Counter()
-        self._execute = [_build(instruction, program.register_bits, builders) for instruction in program.instructions]
-        self._guards = [
-            None if i.guard is None else reader(i.guard, "pred", program.register_bits) for i in program.instructions
-        ]
+        self._observer = observer
+        self._execute = [_build(instruction, builders) for instruction in program.instructions]
+        self._guards = [None if i.guard is None else reader(i.guard, "pred") for i in program.instructions]
 
     def launch(
         self, grid: tuple[int, int, int], parameters: list[int], memory: GlobalMemory, shared_bytes: int
@@ -59,7 +59,7 @@ class Machine:
         num_blocks = max(1, LANES // self.program.num_threads)
         for ids in _batches(grid, num_blocks):
             shared = SharedMemory(len(ids), shared_bytes, granule=self.granule())
-            self.run(State(self.program, ids, grid, by_name, memory, shared))
+            self.run(State(self.program, ids, grid, by_name, memory, shared, self._observer))
 
     def granule(self) -> int:
         """Bytes of the narrowest access to shared memory, at most 4."""
@@ -133,24 +133,23 @@ class Machine:
         return np.where(per_block[:, 0], target, here + 1)
 
 
-def _build(instruction: Instruction, widths: dict[str, int], builders: Mapping[str, Builder]) -> Execute:
+def _build(instruction: Instruction, builders: Mapping[str, Builder]) -> Execute | None:
     """The function that executes the instruction; for an instruction that is not covered, a function that raises."""
-    builder = builders.get(instruction.name)
+    if instruction.name in CONTROL:
+        return None
+    why = f"the instruction {instruction.name}"
+    try:
+        if instruction.name in builders:
+            return builders[instruction.name](instruction)
+    except (NotImplementedError, KeyError, IndexError, ValueError, AttributeError) as error:
+        why = f"this form ({error})"
+    except NotCoveredError as error:
+        why = error.message
 
-    def refuse(state: State, why: str = "this instruction is not covered") -> None:
+    def refuse(state: State) -> None:
         raise NotCoveredError(why)
 
-    if instruction.name in CONTROL:
-        return refuse
-    if builder is None:
-        return refuse
-    try:
-        if instruction.name in arithmetic.BUILDERS:
-            arithmetic.refuse_unknown_modifiers(instruction)
-        return builder(instruction, widths)
-    except (NotCoveredError, NotImplementedError, KeyError, IndexError, ValueError, AttributeError) as error:
-        why = f"this form is not covered: {error}"
-        return lambda state: refuse(state, why)
+    return refuse
 
 
 def _guarded(guard: np.ndarray, negated: bool, outer: np.ndarray | None, num_lanes: int) -> np.ndarray | None:

@@ -8,25 +8,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptx_emulator.arithmetic import Execute
 from ptx_emulator.errors import EmulationError, MemoryFault, NotCoveredError, RaceError
 from ptx_emulator.numbers import decode
 from ptx_emulator.ptx import Instruction, Operand
-from ptx_emulator.state import WARP, State, address_reader, reader
+from ptx_emulator.state import WARP, Execute, State, address_reader, reader
 from ptx_emulator.warps import whole_warps
 
 WARPGROUP = 4 * WARP
 
 
-def load_matrices(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def load_matrices(instruction: Instruction) -> Execute:
     """ldmatrix: 8x8 matrices of 16-bit elements; threads 8i to 8i + 7 of a warp give the rows of matrix i."""
-    targets, address, transposed = _matrix_operands(instruction, widths, 0)
+    targets, address, transposed = _matrix_operands(instruction, 0)
 
     def execute(state: State) -> None:
         whole_warps(state, "ldmatrix")
         warps = _active_warps(state)
         rows = _row_lanes(warps, len(targets))
-        data = state.shared.load(address(state)[rows], state.block_of[rows], state.warp_of[rows], 16)
+        places = address(state)[rows]
+        state.observer.access(state, instruction, rows, places, 16, False)
+        data = state.shared.load(places, state.block_of[rows], state.warp_of[rows], 16)
         matrices = data.view(np.uint16).reshape(len(warps), len(targets), 8, 8)
         if transposed:
             matrices = matrices.transpose(0, 1, 3, 2)
@@ -37,10 +38,10 @@ def load_matrices(instruction: Instruction, widths: dict[str, int]) -> Execute:
     return execute
 
 
-def store_matrices(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def store_matrices(instruction: Instruction) -> Execute:
     """stmatrix, the reverse."""
-    sources, address, transposed = _matrix_operands(instruction, widths, 1)
-    fetch = [reader(source, "b32", widths) for source in sources]
+    sources, address, transposed = _matrix_operands(instruction, 1)
+    fetch = [reader(source, "b32") for source in sources]
 
     def execute(state: State) -> None:
         whole_warps(state, "stmatrix")
@@ -50,19 +51,21 @@ def store_matrices(instruction: Instruction, widths: dict[str, int]) -> Execute:
         if transposed:
             matrices = matrices.transpose(0, 2, 1)
         rows = _row_lanes(warps, len(fetch))
+        places = address(state)[rows]
+        state.observer.access(state, instruction, rows, places, 16, False)
         data = np.ascontiguousarray(matrices).view(np.uint8).reshape(-1, 16)
-        state.shared.store(address(state)[rows], state.block_of[rows], state.warp_of[rows], data)
+        state.shared.store(places, state.block_of[rows], state.warp_of[rows], data)
 
     return execute
 
 
-def _matrix_operands(instruction: Instruction, widths: dict[str, int], registers_at: int):
+def _matrix_operands(instruction: Instruction, registers_at: int):
     if "m8n8" not in instruction.modifiers or instruction.modifiers[-1] != "b16":
         raise NotCoveredError(f"{instruction.name}.{'.'.join(instruction.modifiers)}")
     registers, where = instruction.operands[registers_at], instruction.operands[1 - registers_at]
     if not isinstance(registers, tuple):
         registers = (registers,)
-    return registers, address_reader(where, widths), "trans" in instruction.modifiers
+    return registers, address_reader(where), "trans" in instruction.modifiers
 
 
 def _active_warps(state: State) -> np.ndarray:
@@ -85,26 +88,25 @@ def _spread(values: np.ndarray, warps: np.ndarray, state: State) -> np.ndarray:
     return whole.reshape(-1)
 
 
-def multiply_accumulate(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def multiply_accumulate(instruction: Instruction) -> Execute:
     """mma.sync.m16n8k16 and m16n8k8 of 16-bit floats: D = A B + C, for one warp."""
-    shape = next((m for m in instruction.modifiers if re.fullmatch(r"m\d+n\d+k\d+", m)), "")
     kinds = instruction.modifiers[-4:]
-    if shape not in ("m16n8k16", "m16n8k8") or kinds not in (("f32", k, k, "f32") for k in ("f16", "bf16")):
+    if not {"m16n8k16", "m16n8k8"} & set(instruction.modifiers) or kinds not in (
+        ("f32", k, k, "f32") for k in ("f16", "bf16")
+    ):
         raise NotCoveredError(f"mma.{'.'.join(instruction.modifiers)}")
     d, a, b, c = instruction.operands
-    fetch_a, fetch_b = ([reader(r, "b32", widths) for r in operand] for operand in (a, b))
-    fetch_c = [reader(r, "f32", widths) for r in c]
+    fetch_a, fetch_b = ([reader(r, "b32") for r in operand] for operand in (a, b))
+    fetch_c = [reader(r, "f32") for r in c]
 
     def execute(state: State) -> None:
         whole_warps(state, "mma.sync")
         left = fragment_a([f(state) for f in fetch_a], kinds[1], state.num_lanes)
         right = np.stack([_pairs(f(state), kinds[1], state.num_lanes) for f in fetch_b], 2)
         right = right.reshape(len(left), 8, -1)  # [warps, n, k]
-        products = left @ right.transpose(0, 2, 1)
-        # Register i of thread (g, q): row g + 8 * (i // 2), column 2 * q + i % 2.
-        spread = products.reshape(-1, 2, 8, 4, 2)
-        for i, (target, addend) in enumerate(zip(d, fetch_c, strict=True)):
-            state.write(target, (spread[:, i // 2, :, :, i % 2].reshape(-1) + addend(state)).view(np.uint32))
+        state.observer.product(2 * left.shape[2] * 16 * 8 * len(_active_warps(state)))
+        for target, values, addend in zip(d, fragments_c(left @ right.transpose(0, 2, 1)), fetch_c, strict=True):
+            state.write(target, (values + addend(state)).view(np.uint32))
 
     return execute
 
@@ -121,6 +123,14 @@ def fragment_a(registers: list[np.ndarray], kind: str, num_lanes: int) -> np.nda
     warps, count = pairs.shape[:2]
     halves = pairs.reshape(warps, count // 2, 2, 8, 4, 2)  # [warps, k half, row half, g, q, 2]
     return halves.transpose(0, 2, 3, 1, 4, 5).reshape(warps, 16, -1)
+
+
+def fragments_c(products: np.ndarray) -> np.ndarray:
+    """[warps, 16, n] -> C's registers [n / 2, lanes]. Register i of thread (g, q): row g + 8 * (i // 2 % 2), column
+    8 * (i // 4) + 2 q + i % 2."""
+    warps, _, n = products.shape
+    spread = products.reshape(warps, 2, 8, n // 8, 4, 2)  # warps, row half, g, column tile, q, 2
+    return spread.transpose(3, 1, 5, 0, 2, 4).reshape(n // 2, -1)
 
 
 # -- wgmma ------------------------------------------------------------------------------------------------------------
@@ -164,7 +174,7 @@ class Tile:
         return address ^ ((address >> 7 & chunks) << 4)
 
 
-def warpgroup_multiply(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def warpgroup_multiply(instruction: Instruction) -> Execute:
     """wgmma: fence, mma_async, commit_group, wait_group."""
     what = instruction.modifiers[0]
     if what == "fence":
@@ -174,7 +184,7 @@ def warpgroup_multiply(instruction: Instruction, widths: dict[str, int]) -> Exec
     if what == "wait_group":
         keep = instruction.operands[0].value
         return lambda state: state.products.wait(state, keep)
-    return _issue_product(instruction, widths)
+    return _issue_product(instruction)
 
 
 def _fence_registers(state: State) -> None:
@@ -182,7 +192,7 @@ def _fence_registers(state: State) -> None:
     state.unfenced.clear()
 
 
-def _issue_product(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def _issue_product(instruction: Instruction) -> Execute:
     shape = next((re.fullmatch(r"m64n(\d+)k16", m) for m in instruction.modifiers if m.startswith("m64")), None)
     kinds = instruction.modifiers[-3:]
     if shape is None or kinds not in (("f32", k, k) for k in ("f16", "bf16")):
@@ -192,24 +202,24 @@ def _issue_product(instruction: Instruction, widths: dict[str, int]) -> Execute:
     if [s.value for s in signs[:2]] != [1, 1]:
         raise NotCoveredError("wgmma with a negated operand")
     transposed = [s.value == 1 for s in signs[2:]]
-    left = [reader(r, "b32", widths) for r in a] if a_in_registers else [reader(a, "b64", widths)]
-    tile_a = None if a_in_registers else Tile(64, 16, transposed[0])
+    left = [reader(r, "b32") for r in a] if a_in_registers else [reader(a, "b64")]
     tile_b = Tile(int(shape[1]), 16, transposed[-1])
-    right, keeps = reader(b, "b64", widths), reader(keep_sum, "pred", widths)
-
+    right, keeps = reader(b, "b64"), reader(keep_sum, "pred")
     names = {register.name for register in (*d, *(a if a_in_registers else ()))}
 
     def execute(state: State) -> None:
         groups = _active_groups(state)
         used = state.unfenced.copy()
-        product = Product(d, kinds[1], groups, state, _per_group(keeps(state), groups, state))
-        if tile_a is None:
-            product.a = fragment_a([f(state) for f in left], kinds[1], state.num_lanes).reshape(-1, 64, 16)[groups]
+        product = Product(d, groups, state)
+        if a_in_registers:
+            rows = fragment_a([f(state) for f in left], kinds[1], state.num_lanes).reshape(-1, 64, 16)[groups]
         else:
-            product.a_places = product.locate(tile_a, _per_group(left[0](state), groups, state), state)
-        product.b_places = product.locate(tile_b, _per_group(right(state), groups, state), state)
+            rows = product.take(Tile(64, 16, transposed[0]), _per_group(left[0](state), groups, state), kinds[1], state)
+        columns = product.take(tile_b, _per_group(right(state), groups, state), kinds[1], state)
         if not (state.is_fenced and used.isdisjoint(names)):
             raise RaceError("a matrix product takes registers that threads used, with no wgmma.fence in between")
+        product.add(rows @ columns.transpose(0, 2, 1), _per_group(keeps(state), groups, state), state)
+        state.observer.product(2 * 64 * tile_b.rows * 16 * len(groups))
         state.unfenced = used  # registers that products share are not used by threads
         state.products.add(product, product.blocks)
 
@@ -236,66 +246,53 @@ def _per_group(values: np.ndarray, groups: np.ndarray, state: State) -> np.ndarr
 class Product:
     """One wgmma on its way: its sum is garbage and its shared memory is in use until it is waited for.
 
-    It is computed as late as a GPU might: at the wait, from shared memory as it is then. A in registers is taken at the
-    issue, though it must not change before the wait either.
+    A GPU computes it at any time until then. It is computed at the issue here, for its operands must not change: shared
+    memory in use refuses writes. The sums are set aside.
     """
 
-    def __init__(
-        self, targets: tuple[Operand, ...], kind: str, groups: np.ndarray, state: State, keeps_sum: np.ndarray
-    ) -> None:
-        self.targets, self.kind, self.groups, self.keeps_sum = targets, kind, groups, keeps_sum
+    def __init__(self, targets: tuple[Operand, ...], groups: np.ndarray, state: State) -> None:
+        self.targets = targets
         self.blocks = state.block_of.reshape(-1, WARPGROUP)[groups, 0]
         self.warps = state.warp_of.reshape(-1, WARPGROUP)[groups, 0]
-        self.lanes = (groups[:, None] * WARPGROUP + np.arange(WARPGROUP)).reshape(-1)
-        self.a: np.ndarray | None = None
-        self.a_places: np.ndarray | None = None
-        self.b_places: np.ndarray | None = None
+        self.lanes = groups[:, None] * WARPGROUP + np.arange(WARPGROUP)
         self.in_use: list[np.ndarray] = []
-        self._set_sums_aside(state)
 
-    def _set_sums_aside(self, state: State) -> None:
-        for register in self.targets:
-            name = register.name
-            held = state.registers.get(name, np.zeros(state.num_lanes, np.uint32))
-            unfinished = state.unfinished.setdefault(name, np.zeros(state.num_lanes, np.int64))
-            sums = state.sums.setdefault(name, held.copy())
-            fresh = self.lanes[unfinished[self.lanes] == 0]
-            sums[fresh] = held[fresh]
-            unfinished[self.lanes] += 1
-            state.registers[name] = _with(held, self.lanes, np.uint32(0xFFFFFFFF))
-
-    def locate(self, tile: Tile, descriptors: np.ndarray, state: State) -> np.ndarray:
-        """Indices of the tile's elements into the bytes of shared memory, which are in use from now on."""
+    def take(self, tile: Tile, descriptors: np.ndarray, kind: str, state: State) -> np.ndarray:
+        """The tile's elements, fp32 [groups, rows, depth], whose shared memory is in use from now on."""
         places = tile.places(descriptors)
         if (places + 2 > state.shared.num_bytes).any():
             raise MemoryFault("a matrix descriptor that reaches beyond shared memory")
         places += (self.blocks * state.shared.stride)[:, None, None]
         chunks = places[:, ::8, :] if tile.transposed else places[:, :, ::8]  # 8 elements lie side by side
-        self.in_use.append(state.shared.begin_product(chunks.reshape(len(self.groups), -1), self.blocks))
-        return places
+        self.in_use.append(state.shared.begin_product(chunks.reshape(len(places), -1), self.blocks))
+        halves = state.shared.bytes.view(np.uint16)[places // 2]
+        return decode(halves, kind).astype(np.float32, copy=False)
 
-    def finish(self, state: State, chosen: np.ndarray) -> None:
-        """Compute, and hand over the sums that no later product adds to."""
-        left = self.a[chosen] if self.a_places is None else self._read(state, self.a_places[chosen])
-        products = left @ self._read(state, self.b_places[chosen]).transpose(0, 2, 1)  # [groups, 64, n]
-        # Thread (warp w, g, q), register i: row 16 w + g + 8 * (i // 2 % 2), column 8 * (i // 4) + 2 q + i % 2.
-        spread = products.reshape(len(products), 4, 2, 8, -1, 4, 2)  # groups, w, row half, g, column tile, q, 2
-        lanes = self.lanes.reshape(-1, WARPGROUP)[chosen].reshape(-1)
-        keeps = np.repeat(self.keeps_sum[chosen], WARPGROUP)
-        for i, register in enumerate(self.targets):
-            sums, unfinished = state.sums[register.name], state.unfinished[register.name]
-            part = spread[:, :, i // 2 % 2, :, i // 4, :, i % 2].reshape(-1)
+    def add(self, products: np.ndarray, keeps_sum: np.ndarray, state: State) -> None:
+        """Add [groups, 64, n] to the sums that are set aside, which begin as what the registers hold."""
+        lanes, keeps = self.lanes.reshape(-1), np.repeat(keeps_sum, WARPGROUP)
+        for register, part in zip(self.targets, fragments_c(products.reshape(-1, 16, products.shape[2])), strict=True):
+            name = register.name
+            held = state.registers.get(name, np.zeros(state.num_lanes, np.uint32))
+            unfinished = state.unfinished.setdefault(name, np.zeros(state.num_lanes, np.int64))
+            sums = state.sums.setdefault(name, held.copy())
+            fresh = lanes[unfinished[lanes] == 0]
+            sums[fresh] = held[fresh]
+            unfinished[lanes] += 1
             old = np.where(keeps, sums[lanes].view(np.float32), np.float32(0))
             sums[lanes] = (part + old).astype(np.float32).view(np.uint32)
+            state.registers[name] = _with(held, lanes, np.uint32(0xFFFFFFFF))
+
+    def finish(self, state: State, chosen: np.ndarray) -> None:
+        """Hand over the sums that no later product adds to."""
+        lanes = self.lanes[chosen].reshape(-1)
+        for register in self.targets:
+            sums, unfinished = state.sums[register.name], state.unfinished[register.name]
             unfinished[lanes] -= 1
             done = lanes[unfinished[lanes] == 0]
             state.registers[register.name] = _with(state.registers[register.name], done, sums[done])
         for granules in self.in_use:
             state.shared.end_product(granules[chosen], self.blocks[chosen], self.warps[chosen])
-
-    def _read(self, state: State, places: np.ndarray) -> np.ndarray:
-        halves = state.shared.bytes.view(np.uint16)[places // 2]
-        return decode(halves, self.kind).astype(np.float32, copy=False)
 
 
 def _with(register: np.ndarray, lanes: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -5,21 +5,20 @@ from typing import NamedTuple
 import numpy as np
 
 from ptx_emulator.arithmetic import BUILDERS as ARITHMETIC
-from ptx_emulator.arithmetic import Execute, elementwise, width_of
 from ptx_emulator.errors import NotCoveredError
-from ptx_emulator.numbers import SIGNED, UNSIGNED, bits_of
+from ptx_emulator.numbers import UNSIGNED, bits_of, widen
 from ptx_emulator.ptx import Address, Instruction, Literal, Register
-from ptx_emulator.state import State, address_reader, reader
+from ptx_emulator.state import Execute, State, address_reader, reader, writer
 
 
-def move(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def move(instruction: Instruction) -> Execute:
     """mov: a register, a constant, or several registers packed into one and out of it."""
     target, source = instruction.operands
-    kind = instruction.modifiers[-1]
-    kind = "pred" if kind == "pred" else f"b{bits_of(kind)}"
+    bits = bits_of(instruction.modifiers[-1])
+    kind = "pred" if bits == 1 else f"b{bits}"
     if isinstance(target, tuple):
-        part = bits_of(kind) // len(target)
-        fetch = reader(source, kind, widths)
+        part = bits // len(target)
+        fetch = reader(source, kind)
 
         def split(state: State) -> None:
             parts = np.ascontiguousarray(state.per_lane(fetch(state))).view(UNSIGNED[part])
@@ -28,83 +27,71 @@ def move(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
         return split
     if isinstance(source, tuple):
-        part = bits_of(kind) // len(source)
-        readers = [reader(s, f"b{part}", widths) for s in source]
+        readers = [reader(s, f"b{bits // len(source)}") for s in source]
 
         def join(state: State) -> None:
             columns = [state.per_lane(f(state)) for f in readers]
-            state.write(target, np.stack(columns, 1).view(UNSIGNED[bits_of(kind)])[:, 0])
+            state.write(target, np.stack(columns, 1).view(UNSIGNED[bits])[:, 0])
 
         return join
-    plain = elementwise(instruction, widths, lambda a: a, (kind,), kind)
+    fetch, write = reader(source, kind), writer(target, kind)
     names = {operand.name for operand in (target, source) if isinstance(operand, Register)}
 
     def copy(state: State) -> None:
         # The compiler puts copies wherever it likes, between a wgmma.fence and a product too: no use, just a new name.
         is_used = isinstance(source, Register) and source.name in state.unfenced
-        plain(state)
+        write(state, fetch(state))
         if not is_used:
             state.unfenced -= names
 
     return copy
 
 
-def load(instruction: Instruction, widths: dict[str, int]) -> Execute:
-    modifiers = instruction.modifiers
-    kind = modifiers[-1]
+def load(instruction: Instruction) -> Execute:
+    kind = instruction.modifiers[-1]
     target, source = instruction.operands
+    if "param" in instruction.modifiers:
+        return _load_parameter(target, source, kind)
     targets = target if isinstance(target, tuple) else (target,)
-    if "param" in modifiers:
-        return _load_parameter(target, source, kind, width_of(target, widths))
-    address = address_reader(source, widths)
-    width, held = bits_of(kind) // 8, [width_of(t, widths) for t in targets]
-    if not ("global" in modifiers or _is_shared(modifiers)):
-        raise NotCoveredError(f"ld.{'.'.join(modifiers)}: of global and shared memory only")
+    is_global, address, width = _is_global(instruction), address_reader(source), bits_of(kind) // 8
 
     def execute(state: State) -> None:
         lanes = state.active_lanes()
         addresses = address(state)[lanes]
-        if "global" in modifiers:
+        state.observer.access(state, instruction, lanes, addresses, width * len(targets), is_global)
+        if is_global:
             columns = state.memory.load(addresses, width, len(targets))
         else:
             data = state.shared.load(addresses, state.block_of[lanes], state.warp_of[lanes], width * len(targets))
-            columns = list(data.view(UNSIGNED[8 * width]).T)
-        for register, column, bits in zip(targets, columns, held, strict=True):
-            state.write_active(register, lanes, _widened(column, kind, bits))
+            columns = [column.copy() for column in data.view(UNSIGNED[8 * width]).T]
+        for register, column in zip(targets, columns, strict=True):
+            state.write_active(register, lanes, widen(column, kind, register.bits))
 
     return execute
 
 
-def _widened(column: np.ndarray, kind: str, bits: int) -> np.ndarray:
-    if kind[0] == "s":
-        column = column.view(SIGNED[column.dtype.itemsize * 8]).astype(SIGNED[bits])
-    return column.astype(UNSIGNED[bits])  # a copy, not a column of an array that would stay alive
-
-
-def _load_parameter(target: Register, source: Address, kind: str, held: int) -> Execute:
+def _load_parameter(target: Register, source: Address, kind: str) -> Execute:
     bits = bits_of(kind)
 
     def execute(state: State) -> None:
-        value = np.array([state.parameters[source.base] & (1 << bits) - 1], UNSIGNED[bits])
-        state.write(target, np.full(state.num_lanes, _widened(value, kind, held)[0]))
+        value = np.array(state.parameters[source.base.name] & (1 << bits) - 1, UNSIGNED[bits])
+        state.write(target, widen(value, kind, target.bits))
 
     return execute
 
 
-def store(instruction: Instruction, widths: dict[str, int]) -> Execute:
-    modifiers = instruction.modifiers
-    kind = f"b{bits_of(modifiers[-1])}"
+def store(instruction: Instruction) -> Execute:
+    bits = bits_of(instruction.modifiers[-1])
     target, source = instruction.operands
-    address = address_reader(target, widths)
-    fetch = [reader(s, kind, widths) for s in (source if isinstance(source, tuple) else (source,))]
-    if not ("global" in modifiers or _is_shared(modifiers)):
-        raise NotCoveredError(f"st.{'.'.join(modifiers)}: to global and shared memory only")
+    is_global, address = _is_global(instruction), address_reader(target)
+    fetch = [reader(s, f"b{bits}") for s in (source if isinstance(source, tuple) else (source,))]
 
     def execute(state: State) -> None:
         lanes = state.active_lanes()
         addresses = address(state)[lanes]
+        state.observer.access(state, instruction, lanes, addresses, bits // 8 * len(fetch), is_global)
         columns = [state.per_lane(f(state))[lanes] for f in fetch]
-        if "global" in modifiers:
+        if is_global:
             state.memory.store(addresses, columns)
         else:
             data = np.stack(columns, 1).view(np.uint8)
@@ -113,32 +100,34 @@ def store(instruction: Instruction, widths: dict[str, int]) -> Execute:
     return execute
 
 
-def atomic(instruction: Instruction, widths: dict[str, int]) -> Execute:
+UPDATES = {"add": np.add, "max": np.maximum, "min": np.minimum, "exch": lambda old, new: new}
+
+
+def atomic(instruction: Instruction) -> Execute:
     """atom and red on global memory, one thread after the other."""
-    modifiers, kind = instruction.modifiers, instruction.modifiers[-1]
-    operands = instruction.operands if instruction.name == "atom" else (Register("_"), *instruction.operands)
-    target, where, *values = operands
-    update = {"add": np.add, "max": np.maximum, "min": np.minimum, "exch": lambda old, new: new}.get(
-        next((m for m in modifiers if m in ("add", "max", "min", "exch")), "")
-    )
-    if "global" not in modifiers or update is None or len(values) != 1 or isinstance(values[0], tuple):
-        raise NotCoveredError(f"{instruction.name}.{'.'.join(modifiers)}")
-    address, value = address_reader(where, widths), reader(values[0], kind, widths)
+    kind = instruction.modifiers[-1]
+    target, where, *values = (*([] if instruction.name == "atom" else [Register("_")]), *instruction.operands)
+    update = next((UPDATES[m] for m in instruction.modifiers if m in UPDATES), None)
+    if not _is_global(instruction) or update is None or len(values) != 1 or isinstance(values[0], tuple):
+        raise NotCoveredError(_full_name(instruction))
+    address, value = address_reader(where), reader(values[0], kind)
 
     def execute(state: State) -> None:
         lanes = state.active_lanes()
+        addresses = address(state)[lanes]
         new = np.ascontiguousarray(state.per_lane(value(state))[lanes])
         bits = UNSIGNED[new.dtype.itemsize * 8]
+        state.observer.access(state, instruction, lanes, addresses, new.dtype.itemsize, True)
 
         def combine(old, mine):
             return np.asarray(update(old.view(new.dtype), mine.view(new.dtype))).astype(new.dtype).view(bits)
 
-        state.write_active(target, lanes, state.memory.exchange(address(state)[lanes], new.view(bits), combine))
+        state.write_active(target, lanes, state.memory.exchange(addresses, new.view(bits), combine))
 
     return execute
 
 
-def asynchronous_copy(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def asynchronous_copy(instruction: Instruction) -> Execute:
     """cp.async: copies, the groups they are committed to, and the waits. Bulk copies (TMA) are not covered."""
     modifiers = instruction.modifiers
     if "bulk" in modifiers or "mbarrier" in modifiers:
@@ -153,24 +142,27 @@ def asynchronous_copy(instruction: Instruction, widths: dict[str, int]) -> Execu
     to, source, size, *rest = instruction.operands
     if not isinstance(size, Literal):
         raise NotCoveredError("cp.async of a size in a register")
-    target, address, num_bytes = address_reader(to, widths), address_reader(source, widths), size.value
-    wanted = reader(rest[0], "u32", widths) if rest else None
+    target, address, num_bytes = address_reader(to), address_reader(source), size.value
+    wanted = reader(rest[0] if rest else size, "u32")
 
     def execute(state: State) -> None:
         lanes = state.active_lanes()
         blocks, warps = state.block_of[lanes], state.warp_of[lanes]
-        data = np.zeros((len(blocks), num_bytes), np.uint8)
-        full: np.ndarray | slice = slice(None)
-        if wanted is not None:
-            sizes = state.per_lane(wanted(state))[lanes]
-            if ((sizes != 0) & (sizes != num_bytes)).any():
-                raise NotCoveredError("cp.async of a part of its bytes")
-            full = sizes == num_bytes
+        sizes = state.per_lane(wanted(state))[lanes]
+        if ((sizes != 0) & (sizes != num_bytes)).any():
+            raise NotCoveredError("cp.async of a part of its bytes")
+        # A thread that wants 0 bytes writes zeros and reads nothing.
+        full, places, addresses = sizes == num_bytes, target(state)[lanes], address(state)[lanes]
+        state.observer.access(state, instruction, lanes, places, num_bytes, False)
+        readers = np.arange(state.num_lanes)[lanes][full]
+        state.observer.access(state, instruction, readers, addresses[full], num_bytes, True)
         unit = min(num_bytes, 8)
-        columns = state.memory.load(address(state)[lanes][full], unit, num_bytes // unit)
+        columns = state.memory.load(addresses[full], unit, num_bytes // unit)
+        data = np.zeros((len(blocks), num_bytes), np.uint8)
         data[full] = np.stack(columns, 1).view(np.uint8)
-        firsts = state.shared.issue_copy(target(state)[lanes], blocks, warps, num_bytes)
-        state.copies.add(Copy(firsts, blocks, warps, data), blocks)
+        firsts = state.shared.issue_copy(places, blocks, warps, num_bytes)
+        state.copies.add(Copy(firsts, blocks, warps, data, np.where(full, num_bytes, 0)), blocks)
+        state.observer.copy(state)
 
     return execute
 
@@ -181,19 +173,29 @@ def _wait_for_all_copies(state: State) -> None:
 
 
 class Copy(NamedTuple):
-    """The data of one cp.async of some threads, read and not yet delivered."""
+    """The data of one cp.async of some threads, read and not yet delivered; `sizes`: bytes that each thread read."""
 
     firsts: np.ndarray
     blocks: np.ndarray
     warps: np.ndarray
     data: np.ndarray
+    sizes: np.ndarray
 
     def finish(self, state: State, chosen: np.ndarray) -> None:
-        state.shared.land_copy(*(part[chosen] for part in self))
+        state.shared.land_copy(*(part[chosen] for part in self[:4]))
 
 
-def _is_shared(modifiers: tuple[str, ...]) -> bool:
-    return any(m == "shared" or m.startswith("shared::cta") for m in modifiers)
+def _is_global(instruction: Instruction) -> bool:
+    """Whether it works on global memory, or on shared memory."""
+    if "global" in instruction.modifiers:
+        return True
+    if not any(m == "shared" or m.startswith("shared::cta") for m in instruction.modifiers):
+        raise NotCoveredError(f"{_full_name(instruction)}: of global and shared memory only")
+    return False
+
+
+def _full_name(instruction: Instruction) -> str:
+    return ".".join((instruction.name, *instruction.modifiers))
 
 
 BUILDERS = ARITHMETIC | {

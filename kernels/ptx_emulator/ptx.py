@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A named value per thread; names that start with %tid, %ctaid and so on are read-only."""
+    """A named value per thread; names that start with %tid, %ctaid and so on are read-only. `bits`: 0 if it is not
+    declared, 1 of a predicate."""
 
     name: str
+    bits: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,9 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """[base + offset] in bytes; base is a register or the name of a parameter or of shared memory."""
+    """[base + offset] in bytes; base is a register, or named as a parameter or as shared memory."""
 
-    base: str
+    base: Register
     offset: int
 
 
@@ -70,14 +72,12 @@ class Program:
         parameters: (name, type) in order, e.g. ('..._param_0', 'u64').
         num_threads: Per block.
         labels: Name -> index of the next instruction.
-        register_bits: Declared width of each register class, e.g. {'%rd': 64}; 1 for predicates.
     """
 
     parameters: tuple[tuple[str, str], ...]
     num_threads: int
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]
-    register_bits: dict[str, int] = field(default_factory=dict)
 
 
 STATEMENT = re.compile(r"\s*(?:(?P<label>[$\w]+):(?!:)|(?P<scope>[{}])|(?P<text>[^;{}]*(?:\{[^{}]*\}[^;{}]*)*);)")
@@ -118,9 +118,7 @@ def parse(ptx: str) -> Program:
             widths |= _declared(text, scopes[-1])
         elif text and not text.startswith("."):
             instructions.append(_instruction(text, source, scopes[-1], widths))
-    return Program(
-        tuple((name, kind) for kind, name in parameters), int(threads[1]), tuple(instructions), labels, widths
-    )
+    return Program(tuple((name, kind) for kind, name in parameters), int(threads[1]), tuple(instructions), labels)
 
 
 def _statements(body: str) -> Iterator[tuple[str, str]]:
@@ -160,7 +158,8 @@ def _instruction(text: str, source: str, scope: str, widths: dict[str, int]) -> 
 
 
 def _register(name: str, scope: str, widths: dict[str, int]) -> Register:
-    return Register(scope + name if scope + name in widths else name)
+    name = scope + name if scope + name in widths else name
+    return Register(name, widths.get(name) or widths.get(name.rstrip("0123456789"), 0))
 
 
 def _operand(text: str, scope: str, widths: dict[str, int]) -> Operand:
@@ -168,7 +167,7 @@ def _operand(text: str, scope: str, widths: dict[str, int]) -> Operand:
         return tuple(_operand(part.strip(), scope, widths) for part in text[1:-1].split(","))
     if text.startswith("["):
         base, _, offset = (part.strip() for part in text[1:-1].partition("+"))
-        return Address(_register(base, scope, widths).name, int(offset or "0", 0))
+        return Address(_register(base, scope, widths), int(offset or "0", 0))
     if "|" in text:
         value, predicate = (part.strip() for part in text.split("|"))
         return Pair(_register(value, scope, widths), _register(predicate, scope, widths))

@@ -11,8 +11,8 @@ import numpy as np
 
 from ptx_emulator.errors import NotCoveredError
 from ptx_emulator.memory import GlobalMemory, SharedMemory
-from ptx_emulator.numbers import SIGNED, UNSIGNED, bits_of, decode, encode
-from ptx_emulator.ptx import Address, Literal, Operand, Program, Register
+from ptx_emulator.numbers import UNSIGNED, bits_of, decode, encode, widen
+from ptx_emulator.ptx import Address, Instruction, Literal, Operand, Program, Register
 
 WARP = 32
 
@@ -23,15 +23,18 @@ class Asynchronous(Protocol):
     def finish(self, state: "State", chosen: np.ndarray) -> None: ...
 
 
+FINISHED = np.iinfo(np.int64).max  # in place of a group's number
+
+
 class InFlight:
     """Asynchronous work in groups, as cp.async and wgmma commit and await it; each block counts its own groups."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_groups = np.zeros(num_blocks, np.int64)
-        self._work: list[tuple[Asynchronous, np.ndarray, np.ndarray]] = []  # work; block and group of its entries
+        self.work: list[tuple[Asynchronous, np.ndarray, np.ndarray]] = []  # with block and group of its entries
 
     def add(self, work: Asynchronous, blocks: np.ndarray) -> None:
-        self._work.append((work, blocks, self._num_groups[blocks]))
+        self.work.append((work, blocks, self._num_groups[blocks]))
 
     def commit(self, blocks: np.ndarray | slice) -> None:
         self._num_groups[blocks] += 1
@@ -41,14 +44,35 @@ class InFlight:
         due = np.full(len(self._num_groups), -1)
         due[state.blocks] = self._num_groups[state.blocks] - keep
         waiting = []
-        for work, blocks, groups in self._work:
+        for work, blocks, groups in self.work:
             chosen = groups < due[blocks]
             if chosen.any():
                 work.finish(state, chosen)
-                groups = np.where(chosen, np.iinfo(np.int64).max, groups)
-            if (groups != np.iinfo(np.int64).max).any():
+                groups = np.where(chosen, FINISHED, groups)
+            if (groups != FINISHED).any():
                 waiting.append((work, blocks, groups))
-        self._work = waiting
+        self.work = waiting
+
+
+class Observer:
+    """Is told of each memory request and matrix product; this one ignores them."""
+
+    def access(
+        self,
+        state: "State",
+        instruction: Instruction,
+        lanes: np.ndarray | slice,
+        addresses: np.ndarray,
+        num_bytes: int,
+        is_global: bool,
+    ) -> None:
+        """These lanes access `num_bytes` each, in global memory or in shared memory."""
+
+    def copy(self, state: "State") -> None:
+        """An asynchronous copy was issued."""
+
+    def product(self, flops: int) -> None:
+        """Matrix instructions of all their warps."""
 
 
 GARBAGE = 0xDEADBEEFDEADBEEF  # an unwritten register's value; no result may depend on it
@@ -59,6 +83,8 @@ def garbage(dtype: np.dtype) -> np.generic:
 
 
 Reader = Callable[["State"], np.ndarray]
+Execute = Callable[["State"], None]
+Builder = Callable[[Instruction], Execute]
 
 
 class State:
@@ -81,12 +107,14 @@ class State:
         parameters: dict[str, int],
         memory: GlobalMemory,
         shared: SharedMemory,
+        observer: Observer | None = None,
     ) -> None:
         self.num_threads = program.num_threads
         self.num_blocks = len(block_ids)
         self.num_lanes = self.num_threads * self.num_blocks
         self.block_ids, self.grid = block_ids, grid
         self.parameters, self.memory, self.shared = parameters, memory, shared
+        self.observer = observer or Observer()
         lanes = np.arange(self.num_lanes)
         self._special: dict[str, np.ndarray] = {}
         self.block_of, self.thread_of = lanes // self.num_threads, lanes % self.num_threads
@@ -155,14 +183,12 @@ class State:
         return values.astype(np.uint32)
 
 
-def reader(operand: Operand, kind: str, widths: dict[str, int]) -> Reader:
+def reader(operand: Operand, kind: str) -> Reader:
     """A function that fetches an operand as numbers of type `kind` (an array, or a scalar for a literal)."""
     bits = bits_of(kind)
     if isinstance(operand, Literal):
-        if bits == 1:
-            constant = np.bool_(operand.value != 0)
-        else:
-            constant = decode(np.array([operand.value & (1 << bits) - 1], UNSIGNED[bits]), kind)[0]
+        value = np.array([operand.value & (1 << bits) - 1]).astype(UNSIGNED[bits])
+        constant = decode(value, kind)[0]
         return lambda state: constant
     if not isinstance(operand, Register):
         raise NotCoveredError(f"{operand} as a value")
@@ -174,45 +200,29 @@ def reader(operand: Operand, kind: str, widths: dict[str, int]) -> Reader:
         return lambda state: zero
     if name.startswith(("%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "%warpid")):
         return lambda state: state.special(name)
-    held = widths.get(name) or widths.get(name.rstrip("0123456789"))
-    if held is None:
+    if not operand.bits:
         raise NotCoveredError(f"the register {name}")
-    missing = garbage(np.dtype(bool if held == 1 else UNSIGNED[held]))
+    missing, unit = garbage(np.dtype(UNSIGNED[operand.bits])), UNSIGNED[bits]
 
     def fetch(state: State) -> np.ndarray:
         state.unfenced.add(name)
         value = state.registers.get(name)
-        return np.full(state.num_lanes, missing) if value is None else value
+        if value is None:
+            value = np.full(state.num_lanes, missing)
+        return decode(value.astype(unit, copy=False), kind)  # a narrower type takes the lower bits (ld.b8 into b16)
 
-    if held == bits:
-        if kind == "pred" or (kind[0] in "bu" and kind != "bf16"):
-            return fetch
-        return lambda state: decode(fetch(state), kind)
-    # A narrower type takes the lower bits (ld.b8 into b16, cvt.s64.s32 and the like).
-    unit = UNSIGNED[bits]
-    return lambda state: decode(fetch(state).astype(unit), kind)
+    return fetch
 
 
-def address_reader(operand: Operand, widths: dict[str, int]) -> Reader:
+def address_reader(operand: Operand) -> Reader:
     """Addresses in bytes: uint64 for global memory, and as good for shared memory."""
     if not isinstance(operand, Address):
         raise NotCoveredError(f"{operand} as an address")
-    base = operand.base
-    bits = 64 if base == "global_smem" else widths.get(base) or widths[base.rstrip("0123456789")]
-    fetch, offset = reader(Register(base), f"u{bits}", widths), np.uint64(operand.offset & (1 << 64) - 1)
+    fetch, offset = reader(operand.base, f"u{operand.base.bits or 64}"), np.uint64(operand.offset & (1 << 64) - 1)
     return lambda state: state.per_lane(fetch(state).astype(np.uint64, copy=False) + offset)
 
 
-def writer(register: Operand, kind: str, held: int) -> Callable[[State, np.ndarray], None]:
-    """A function that assigns numbers of type `kind` to a register of `held` bits, filled up by sign or zeros."""
-    width = bits_of(kind)
-    if held == width:
-        return lambda state, numbers: state.write(register, encode(np.asarray(numbers), kind))
-
-    def widen(state: State, numbers: np.ndarray) -> None:
-        bits = encode(np.asarray(numbers), kind)
-        if held > width and kind[0] == "s":
-            bits = bits.view(SIGNED[width]).astype(SIGNED[held]).view(UNSIGNED[held])
-        state.write(register, bits.astype(UNSIGNED[held], copy=False))
-
-    return widen
+def writer(register: Operand, kind: str) -> Callable[[State, np.ndarray], None]:
+    """A function that assigns numbers of type `kind` to a register, filled up by sign or zeros."""
+    held = register.bits or bits_of(kind)
+    return lambda state, numbers: state.write(register, widen(encode(np.asarray(numbers), kind), kind, held))

@@ -11,19 +11,15 @@ memory by itself and is not counted.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from ptx_emulator.machine import BUILDERS, Builder, Execute
-from ptx_emulator.numbers import bits_of
-from ptx_emulator.ptx import Instruction, Literal, Operand
-from ptx_emulator.state import WARP, State, address_reader, reader
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.state import FINISHED, WARP, Observer, State
 
 SECTOR = 32
 NUM_BANKS, BANK_BYTES = 32, 4
-WARPGROUP = 4 * WARP
 
 Key = tuple[str, str, int]  # source, instruction, bytes per thread
 
@@ -92,8 +88,8 @@ class SharedAccess:
         return self.wavefronts - self.least_wavefronts
 
 
-class Traffic:
-    """Counts the traffic of a `Machine` made with its `builders`.
+class Traffic(Observer):
+    """Counts the traffic of a `Machine` that it observes.
 
     Attributes:
         matrix_flops: Additions and multiplications of mma and wgmma.
@@ -106,7 +102,6 @@ class Traffic:
         self._shared: dict[Key, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
         self.matrix_flops = 0
         self.bytes_in_flight = 0
-        self._copies = _CopiesUnderWay()
 
     @property
     def global_accesses(self) -> tuple[GlobalAccess, ...]:
@@ -119,96 +114,28 @@ class Traffic:
         found = (SharedAccess(*key, *map(int, counts)) for key, counts in self._shared.items() if counts[0])
         return tuple(sorted(found, key=_place))
 
-    @property
-    def builders(self) -> Mapping[str, Builder]:
-        """`BUILDERS`, whose instructions are counted, and then executed."""
-        return {name: self._counting(builder) for name, builder in BUILDERS.items()}
+    def access(
+        self,
+        state: State,
+        instruction: Instruction,
+        lanes: np.ndarray | slice,
+        addresses: np.ndarray,
+        num_bytes: int,
+        is_global: bool,
+    ) -> None:
+        words = [m for m in instruction.modifiers if not m.startswith(("L1::", "L2::", "level"))]
+        key = instruction.source, ".".join([instruction.name, *words]), num_bytes
+        count = self._count_global if is_global else self._count_shared
+        count(key, state, np.arange(state.num_lanes)[lanes], addresses)
 
-    def _counting(self, builder: Builder) -> Builder:
-        def build(instruction: Instruction, widths: dict[str, int]) -> Execute:
-            execute, observe = builder(instruction, widths), self._observe(instruction, widths)
-            if observe is None:
-                return execute
+    def copy(self, state: State) -> None:
+        waiting = np.zeros(state.num_blocks)
+        for copy, blocks, groups in state.copies.work:
+            waiting += np.bincount(blocks, np.where(groups == FINISHED, 0, copy.sizes), state.num_blocks)
+        self.bytes_in_flight = max(self.bytes_in_flight, int(waiting.max()))
 
-            def counted(state: State) -> None:
-                observe(state)
-                execute(state)
-
-            return counted
-
-        return build
-
-    def _observe(self, instruction: Instruction, widths: dict[str, int]) -> Execute | None:
-        """The function that counts this instruction, or None."""
-        name, modifiers = instruction.name, instruction.modifiers
-        if name in ("ld", "st", "atom", "red") and "param" not in modifiers:
-            return self._access(instruction, widths)
-        if name == "cp" and "async" in modifiers:
-            return self._copy(instruction, widths)
-        if name in ("ldmatrix", "stmatrix"):
-            return self._matrix_access(instruction, widths)
-        if name == "mma" or (name == "wgmma" and "mma_async" in modifiers):
-            return self._product(instruction)
-        return None
-
-    def _access(self, instruction: Instruction, widths: dict[str, int]) -> Execute:
-        operands = instruction.operands
-        where, value = (operands[1], operands[0]) if instruction.name in ("ld", "atom") else operands[:2]
-        address, num_bytes = address_reader(where, widths), bits_of(instruction.modifiers[-1]) // 8 * _length(value)
-        key = _key(instruction, num_bytes)
-        count = self._count_global if "global" in instruction.modifiers else self._count_shared
-
-        def observe(state: State) -> None:
-            lanes = _active_lanes(state)
-            count(key, state, lanes, address(state)[lanes])
-
-        return observe
-
-    def _copy(self, instruction: Instruction, widths: dict[str, int]) -> Execute | None:
-        if "commit_group" in instruction.modifiers:
-            return lambda state: self._copies.commit(state)
-        if "wait_group" in instruction.modifiers or "wait_all" in instruction.modifiers:
-            keep = instruction.operands[0].value if instruction.operands else 0
-            return lambda state: self._copies.wait(state, keep)
-        to, source, size, *rest = instruction.operands
-        if not isinstance(size, Literal):
-            return None
-        target, address = address_reader(to, widths), address_reader(source, widths)
-        wanted = reader(rest[0], "u32", widths) if rest else None
-        key = _key(instruction, size.value)
-
-        def observe(state: State) -> None:
-            lanes = _active_lanes(state)
-            self._count_shared(key, state, lanes, target(state)[lanes])
-            if wanted is not None:  # a thread that wants 0 bytes writes zeros and reads nothing
-                lanes = lanes[np.broadcast_to(wanted(state), state.num_lanes)[lanes] != 0]
-            self._count_global(key, state, lanes, address(state)[lanes])
-            self._copies.issue(state, lanes, size.value)
-            self.bytes_in_flight = max(self.bytes_in_flight, self._copies.most)
-
-        return observe
-
-    def _matrix_access(self, instruction: Instruction, widths: dict[str, int]) -> Execute:
-        registers, where = instruction.operands if instruction.name == "ldmatrix" else instruction.operands[::-1]
-        address, rows = address_reader(where, widths), 8 * _length(registers)
-        key = _key(instruction, 16)
-
-        def observe(state: State) -> None:
-            lanes = _active_lanes(state)
-            lanes = lanes[lanes % WARP < rows]
-            self._count_shared(key, state, lanes, address(state)[lanes])
-
-        return observe
-
-    def _product(self, instruction: Instruction) -> Execute:
-        shape = next(m for m in instruction.modifiers if m[0] == "m" and "n" in m and "k" in m)
-        m, n, k = map(int, shape[1:].replace("n", " ").replace("k", " ").split())
-        threads = WARPGROUP if instruction.name == "wgmma" else WARP
-
-        def observe(state: State) -> None:
-            self.matrix_flops += 2 * m * n * k * (len(_active_lanes(state)) // threads)
-
-        return observe
+    def product(self, flops: int) -> None:
+        self.matrix_flops += flops
 
     def _count_global(self, key: Key, state: State, lanes: np.ndarray, addresses: np.ndarray) -> None:
         """Every access is aligned to its size, of at most 32 bytes: it lies in one sector."""
@@ -238,42 +165,6 @@ class Traffic:
         self._shared[key] += (len(np.unique(lanes // WARP)), wavefronts, len(parts_here))
 
 
-class _CopiesUnderWay:
-    """Bytes of asynchronous copies that each block has not waited for, in groups."""
-
-    def __init__(self) -> None:
-        self._state: State | None = None
-        self.most = 0
-
-    def issue(self, state: State, lanes: np.ndarray, num_bytes: int) -> None:
-        self._begin(state)
-        self._open += np.bincount(state.block_of[lanes], minlength=state.num_blocks) * num_bytes
-        waiting = [self._open[block] + sum(groups) for block, groups in enumerate(self._groups)]
-        self.most = int(max(waiting))
-
-    def commit(self, state: State) -> None:
-        self._begin(state)
-        for block in np.arange(state.num_blocks)[state.blocks]:
-            self._groups[block].append(int(self._open[block]))
-            self._open[block] = 0
-
-    def wait(self, state: State, keep: int) -> None:
-        self._begin(state)
-        for block in np.arange(state.num_blocks)[state.blocks]:
-            groups = self._groups[block]
-            del groups[: max(0, len(groups) - keep)]
-
-    def _begin(self, state: State) -> None:
-        if state is not self._state:
-            self._state = state
-            self._open = np.zeros(state.num_blocks, np.int64)
-            self._groups: list[list[int]] = [[] for _ in range(state.num_blocks)]
-
-
-def _active_lanes(state: State) -> np.ndarray:
-    return np.arange(state.num_lanes) if state.active is None else np.flatnonzero(state.active)
-
-
 def _distinct(groups: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The groups of all different pairs (group, value)."""
     order = np.lexsort((values, groups))
@@ -281,15 +172,6 @@ def _distinct(groups: np.ndarray, values: np.ndarray) -> np.ndarray:
     is_first = np.ones(len(groups), bool)
     is_first[1:] = (groups[1:] != groups[:-1]) | (values[1:] != values[:-1])
     return groups[is_first]
-
-
-def _key(instruction: Instruction, num_bytes: int) -> Key:
-    words = [m for m in instruction.modifiers if not m.startswith(("L1::", "L2::", "level"))]
-    return instruction.source, ".".join([instruction.name, *words]), num_bytes
-
-
-def _length(operand: Operand) -> int:
-    return len(operand) if isinstance(operand, tuple) else 1
 
 
 def _place(access: GlobalAccess | SharedAccess) -> tuple[str, int, str]:

@@ -4,17 +4,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ptx_emulator.arithmetic import Execute, width_of
 from ptx_emulator.errors import EmulationError, NotCoveredError
 from ptx_emulator.ptx import Instruction, Literal, Pair
-from ptx_emulator.state import WARP, State, reader, writer
+from ptx_emulator.state import WARP, Execute, State, reader, writer
 
 
-def shuffle(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def shuffle(instruction: Instruction) -> Execute:
     """shfl.sync: each thread gets another's value; segments as in the PTX ISA, 9.7.9.6."""
     mode = instruction.modifiers[1]
     target, *sources = instruction.operands
-    value, by, clamp = (reader(s, kind, widths) for s, kind in zip(sources[:3], ("b32", "u32", "u32"), strict=True))
+    value, by, clamp = (reader(s, kind) for s, kind in zip(sources[:3], ("b32", "u32", "u32"), strict=True))
     lane = np.arange(WARP)[None]
 
     def per_warp(numbers: np.ndarray, state: State) -> np.ndarray:
@@ -47,12 +46,12 @@ REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {
 }  # fmt: skip
 
 
-def reduce_warp(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def reduce_warp(instruction: Instruction) -> Execute:
     """redux.sync"""
     kind = instruction.modifiers[-1]
     reduction = REDUCTIONS[instruction.modifiers[1]]
     target, source, *_ = instruction.operands
-    fetch, write = reader(source, kind, widths), writer(target, kind, width_of(target, widths))
+    fetch, write = reader(source, kind), writer(target, kind)
 
     def execute(state: State) -> None:
         whole_warps(state, "redux.sync")
@@ -62,11 +61,11 @@ def reduce_warp(instruction: Instruction, widths: dict[str, int]) -> Execute:
     return execute
 
 
-def vote(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def vote(instruction: Instruction) -> Execute:
     """vote.sync.any, .all and .ballot"""
     mode = instruction.modifiers[1]
     target, source, *_ = instruction.operands
-    fetch = reader(source, "pred", widths)
+    fetch = reader(source, "pred")
 
     def execute(state: State) -> None:
         whole_warps(state, "vote.sync")
@@ -82,7 +81,7 @@ def vote(instruction: Instruction, widths: dict[str, int]) -> Execute:
     return execute
 
 
-def barrier(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def barrier(instruction: Instruction) -> Execute:
     """bar.sync of the whole block. (Blocks run in lock-step, so it only records the barrier.)"""
     if "warp" in instruction.modifiers:
         return lambda state: None
@@ -100,7 +99,7 @@ def barrier(instruction: Instruction, widths: dict[str, int]) -> Execute:
     return execute
 
 
-def fence(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def fence(instruction: Instruction) -> Execute:
     """fence.proxy.async makes threads' writes visible to the matrix unit; other fences have no effect here."""
     if "proxy" in instruction.modifiers:
         return lambda state: state.shared.fence(state.blocks)
@@ -120,7 +119,7 @@ def _agree(rows: np.ndarray) -> bool:
     return bool((rows == rows[:, :1]).all())
 
 
-def nothing(instruction: Instruction, widths: dict[str, int]) -> Execute:
+def nothing(instruction: Instruction) -> Execute:
     """Hints, and fences that the emulator's sequential execution does not need."""
     return lambda state: None
 

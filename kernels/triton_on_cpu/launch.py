@@ -1,14 +1,11 @@
 """From a launch's Python values to one call of C: as little as possible between Triton's `run` and the kernel."""
 
 import ctypes
-import statistics
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from triton_on_cpu.checks import run_checked
 from triton_on_cpu.errors import CompilerError, TritonOnCpuError
@@ -128,19 +125,3 @@ class Clock:
     @staticmethod
     def synchronize() -> None:
         """Nothing is under way."""
-
-
-def benchmark(
-    call: Callable[[], Any], quantiles: Sequence[float] | None = None, return_mode: str = "mean", **ignored: Any
-) -> Any:
-    """Milliseconds of `call`, for Triton's autotuner: repeated for about 50 ms after one call that compiles."""
-    call()
-    times: list[float] = []
-    begin = time.perf_counter()
-    while len(times) < 5 or time.perf_counter() - begin < 0.05:
-        before = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - before) * 1e3)
-    if quantiles is not None:
-        return [float(torch.tensor(times).quantile(torch.tensor(q, dtype=torch.float32))) for q in quantiles]
-    return min(times) if return_mode == "min" else statistics.mean(times)

@@ -86,8 +86,8 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_codes(packed: Tensor, bits: int, num_inputs: int, is_signed: bool = True) -> Tensor:
-    """The inverse of `pack_codes`: int8 [O, num_inputs]. Raises ValueError as `check_packed`."""
-    check_packed(packed, num_inputs, bits)
+    """The inverse of `pack_codes`: int8 [O, num_inputs]. Raises ValueError for another shape or dtype."""
+    check_forms({"runs": num_runs(num_inputs, bits)}, packed=(packed, "runs O 32", torch.int16))
     shifts = bits * torch.arange(16 // bits, device=packed.device)
     parts = (packed.to(torch.int32)[:, :, None] >> shifts[:, None]) & ((1 << bits) - 1)  # [runs, O, parts, 32]
     codes = parts.permute(1, 0, 2, 3).flatten(1)[:, :num_inputs].contiguous()
@@ -98,11 +98,6 @@ def unpack_codes(packed: Tensor, bits: int, num_inputs: int, is_signed: bool = T
 def num_runs(num_inputs: int, bits: int) -> int:
     """Runs that hold a row."""
     return cdiv(num_inputs, WORDS_PER_RUN * (16 // bits))
-
-
-def check_packed(packed: Tensor, num_inputs: int, bits: int) -> None:
-    """Raises ValueError unless `packed` has the shape and dtype of packed weights [O, num_inputs], contiguous."""
-    check_forms({"runs": num_runs(num_inputs, bits)}, packed=(packed, "runs O 32", torch.int16))
 
 
 def unpacking_code(bits: int, is_signed: bool, dtype: torch.dtype, generation: Generation) -> str:

@@ -31,7 +31,7 @@ from twophase_kernels._triton import next_power_of_2, tl, triton
 from twophase_kernels.arguments import FLOATS, check_arguments
 from twophase_kernels.gpu import Generation, gpu_generation
 from twophase_kernels.linear_splits import LinearTiles, in_splits
-from twophase_kernels.packed_codes import check_packed, unpack_codes, unpack_words, unpacking_code
+from twophase_kernels.packed_codes import num_runs, unpack_codes, unpack_words, unpacking_code
 
 GROUPS = (32, 64, 128)
 
@@ -161,6 +161,7 @@ def quantized_linear(
         raise ValueError(f"minima are for 4 bits, whose scales are [I / G, O], got scales {list(scales.shape)}.")
     form = "groups O" if bits == 4 else "O"
     sizes = check_arguments(
+        {"runs": num_runs(x.shape[1:].numel(), bits)},
         x=(x, "T | I", FLOATS),
         packed=(packed, "runs O 32", torch.int16),
         scales=(scales, form, FLOATS),
@@ -169,7 +170,6 @@ def quantized_linear(
         out=(out, "T O", x.dtype),
     )
     num_tokens, num_inputs, num_outputs = sizes["T"], sizes["I"], sizes["O"]
-    check_packed(packed, num_inputs, bits)
     group = _group_size(num_inputs, sizes["groups"]) if bits == 4 else 0
     generation = gpu_generation(x.device)
     if tiles is None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from ptx_emulator import compiled_code
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver, compiler_environment, require_compiler
+from tests.kernels import assembly
 from tests.kernels.production import AotConfig, production_configs
 from twophase_kernels._triton import triton
 
@@ -131,10 +132,8 @@ def _inspect(
     by_stage = {Path(path).suffix[1:]: Path(path) for path in files.values()}
     is_amd = "amdgcn" in by_stage
     code = by_stage["amdgcn" if is_amd else "ptx"].read_text()
-    dot_dtype = compiled_code.dot_dtype(by_stage["ttir"].read_text())
-    registers, spill_bytes = (
-        compiled_code.resources_amd(code) if is_amd else compiled_code.resources_cuda(by_stage["cubin"])
-    )
+    dot_dtype = assembly.dot_dtype(by_stage["ttir"].read_text())
+    registers, spill_bytes = assembly.resources_amd(code) if is_amd else compiled_code.resources_cuda(by_stage["cubin"])
     return CompiledReport(
         kernel=source.name,
         config=config.name,
@@ -145,18 +144,18 @@ def _inspect(
         registers=registers,
         spill_bytes=spill_bytes,
         shared_bytes=metadata["shared"],
-        matrix_instructions=compiled_code.matrix_instructions(code),
-        async_copies=compiled_code.async_copies(code),
-        vector_loads=compiled_code.count_vector_loads(code),
-        narrow_loads=compiled_code.count_narrow_loads(code),
-        kv_buffers=compiled_code.kv_buffer_depth(by_stage["ttgir"].read_text()),
+        matrix_instructions=assembly.matrix_instructions(code),
+        async_copies=assembly.async_copies(code),
+        vector_loads=assembly.count_vector_loads(code),
+        narrow_loads=assembly.count_narrow_loads(code),
+        kv_buffers=assembly.kv_buffer_depth(by_stage["ttgir"].read_text()),
         # Reading machine code takes longer than compiling a small kernel, and there is no such loop without products.
         loop_instructions=0
         if is_amd or dot_dtype is None
-        else compiled_code.loop_instructions(compiled_code.sass_cuda(by_stage["cubin"])),
+        else assembly.loop_instructions(compiled_code.sass_cuda(by_stage["cubin"])),
         block_n=constants.get("BLOCK_N") or constants.get("BLOCK_I", 0),
         dot_dtype=dot_dtype,
-        keeps_subnormals=compiled_code.keeps_subnormals(code),
+        keeps_subnormals=assembly.keeps_subnormals(code),
         compile_s=compile_s,
     )
 

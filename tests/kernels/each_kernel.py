@@ -24,7 +24,6 @@ from twophase_kernels import (
     KernelsUnavailableError,
     fp8_linear,
     mode,
-    packed_codes_linear,
     packed_linear,
     quantized_linear,
 )
@@ -66,7 +65,7 @@ def test_linear(dtype):
     check_tokens(fp8_linear, 3, 48, dtype)
     if dtype != torch.float16:
         check_packed_linear(packed_linear, (3, 65, 33), dtype)
-        check_products(packed_codes_linear, [dtype], [(4, 70, 64, 32), (8, 70, 32, 32)])
+        check_products(packed_linear, [dtype], [(4, 70, 64, 32), (8, 70, 32, 32)])
 
 
 @only_interpreted

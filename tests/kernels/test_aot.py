@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from ptx_emulator import CompilingProcess
-from ptx_emulator.compiled_code import kv_buffer_depth, loop_instructions, matrix_loops
+from ptx_emulator.compiled_code import matrix_loops
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver, compiler_environment
 from tests.kernels.aot import CompiledReport, compile_configs, compile_in_subprocess
+from tests.kernels.assembly import kv_buffer_depth, loop_instructions
 from tests.kernels.production import AotConfig, MetaLayer, MetaLinear
 from tests.kernels.production import production_configs as all_production_configs
 from twophase_kernels._triton import tl, triton

@@ -101,13 +101,6 @@ def test_a_loop_of_products(process, target):
     assert report.stack_bytes == 0
     assert report.loop["HGMMA" if target == "sm_90" else "HMMA"] > 0
     assert report.loop_instructions == sum(report.loop.values())
-    roofline = report.roofline(bytes_per_s=1e12, flops_per_s=1e12)
-    assert roofline.memory_s == report.bytes_moved / 1e12
-    assert roofline.arithmetic_s == report.matrix_flops / 1e12
-    assert (roofline.bound_by, roofline.seconds) == ("arithmetic", roofline.arithmetic_s)
-    assert report.roofline(1e9, 1e12).bound_by == "memory"
-    with pytest.raises(ValueError, match="bytes_per_s should be positive, got 0"):
-        report.roofline(0, 1)
     assert report.occupancy("H100").blocks > 0
     with pytest.raises(ValueError, match=r"the cards known here are A100.*got 'V100'"):
         report.occupancy("V100")

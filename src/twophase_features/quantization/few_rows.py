@@ -4,7 +4,6 @@
 bits become such layers here: the kernel reads the codes once, where torch would multiply int8 weights in bfloat16.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,7 @@ from twophase.model.linear import Linear
 from twophase.model.machine import asks_for_compiled_kernels
 from twophase_features.quantization.weight import QuantizedWeight
 from twophase_kernels import KernelsUnavailableError, mode
-from twophase_kernels.packed_codes_linear import fits, launch_packed_codes_linear, pack_code_words, pack_scales
+from twophase_kernels.packed_linear import fits, launch_packed_linear, pack_code_words, pack_scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +22,8 @@ class FewRows:
     """x @ weight.T + bias, by a kernel for up to `max_rows` rows and by `many` for more.
 
     Attributes:
-        launch: The kernel: launch(x, words, *scales, O, bias, dtype).
         words: The weight as the kernel reads it.
-        scales: The scales and minima of codes, as the kernel reads them.
+        scales, minima: Of codes, as the kernel reads them; see `packed_linear`.
         shape: (O, I).
         x_dtype: x's dtype.
         input_order: Which input each column belongs to; None: they are in order.
@@ -34,9 +32,9 @@ class FewRows:
     """
 
     many: Linear
-    launch: Callable[..., Tensor]
     words: Shaped[Tensor, "B W 64"]
-    scales: tuple[Float[Tensor, "B G 64"] | None, ...]
+    scales: Float[Tensor, "B G 64"] | None
+    minima: Float[Tensor, "B G 64"] | None
     shape: tuple[int, ...]
     bias: Float[Tensor, "O"] | None
     x_dtype: torch.dtype
@@ -56,7 +54,7 @@ class FewRows:
             )
         if self.input_order is not None:
             x = x.index_select(1, self.input_order)
-        return self.launch(x, self.words, *self.scales, self.shape[0], self.bias, self.dtype)
+        return launch_packed_linear(x, self.words, self.shape[0], self.bias, self.scales, self.minima, self.dtype)
 
 
 def few_rows_of_codes(
@@ -66,9 +64,9 @@ def few_rows_of_codes(
     codes, minima = weight.codes, weight.minima
     if weight.bits == 4 and minima is None:
         codes, minima = codes + 8, -8 * weight.scales
-    scales = pack_scales(weight.scales), None if minima is None else pack_scales(minima)
-    words, shape = pack_code_words(codes, weight.bits), tuple(weight.shape)
-    return FewRows(many, launch_packed_codes_linear, words, scales, shape, bias, dtype, weight.input_order)
+    words, scales = pack_code_words(codes, weight.bits), pack_scales(weight.scales)
+    minima = None if minima is None else pack_scales(minima)
+    return FewRows(many, words, scales, minima, tuple(weight.shape), bias, dtype, weight.input_order)
 
 
 def has_few_rows_kernel(weight: QuantizedWeight, dtype: torch.dtype) -> bool:

@@ -23,7 +23,7 @@ from twophase.model.weights import DenseMLP, LayerWeights, ModelWeights
 from twophase_features.quantization.few_rows import FewRows
 from twophase_features.triton.huge_pages import use_huge_pages
 from twophase_kernels import mode
-from twophase_kernels.packed_linear import WORD_DTYPES, launch_packed_linear, pack_weight
+from twophase_kernels.packed_linear import WORD_DTYPES, pack_weight
 
 MAX_ROWS = 32
 
@@ -35,7 +35,7 @@ def few_rows_of_torch(linear: TorchLinear, max_rows: int = MAX_ROWS) -> FewRows:
     words = pack_weight(weight)
     shared = memory_of(linear.weight, words) if linear.is_packed else None
     words, shape = words if shared is None else shared, tuple(weight.shape)
-    return FewRows(linear, launch_packed_linear, words, (), shape, linear.bias, weight.dtype, max_rows=max_rows)
+    return FewRows(linear, words, None, None, shape, linear.bias, weight.dtype, max_rows=max_rows)
 
 
 def memory_of(packed: Float[Tensor, "O I"], words: Shaped[Tensor, "B W 64"]) -> Shaped[Tensor, "B W 64"] | None:
@@ -64,28 +64,22 @@ def with_kernels(weights: ModelWeights, max_rows: int = MAX_ROWS) -> ModelWeight
     if mode() != "cpu" or weights.embed.device.type != "cpu" or weights.dtype not in WORD_DTYPES:
         return weights
 
+    words: list[Tensor] = []
+
     def with_kernel(linear: Linear) -> Linear:
+        if isinstance(linear, TorchLinear):
+            linear = few_rows_of_torch(linear, max_rows)
+        elif isinstance(linear, FewRows):
+            linear = replace(linear, max_rows=max_rows)
         if isinstance(linear, FewRows):
-            return replace(linear, max_rows=max_rows)
-        return few_rows_of_torch(linear, max_rows) if isinstance(linear, TorchLinear) else linear
+            words.append(linear.words)
+        return linear
 
     new = _replaced(weights, with_kernel)
     if isinstance(new.lm_head, FewRows):
         new = replace(new, lm_head=replace(new.lm_head, dtype=torch.float32))
-    use_huge_pages(linear.words for linear in _linears(new) if isinstance(linear, FewRows))
+    use_huge_pages(words)
     return new
-
-
-def _linears(weights: ModelWeights) -> list[Linear]:
-    """The layers that may have a kernel."""
-    found: list[Linear] = []
-
-    def note(linear: Linear) -> Linear:
-        found.append(linear)
-        return linear
-
-    _replaced(weights, note)
-    return found
 
 
 def _replaced(weights: ModelWeights, change: Callable[[Linear], Linear]) -> ModelWeights:

@@ -138,9 +138,10 @@ def test_functions_of_main_are_refused(compiling):
 
 @pytest.mark.parametrize("kind", [EmulationError, MemoryFault, NotCoveredError])
 def test_errors_say_what_they_know(kind):
-    assert str(kind("what")) == "what"
-    assert str(kind("what", "a.py:1")) == "what at a.py:1"
-    assert str(kind("what", "a.py:1", "add")) == "what at a.py:1  [add]"
+    what = "not covered: what" if kind is NotCoveredError else "what"
+    assert str(kind("what")) == what
+    assert str(kind("what", "a.py:1")) == f"{what} at a.py:1"
+    assert str(kind("what", "a.py:1", "add")) == f"{what} at a.py:1  [add]"
 
 
 def test_the_example_of_the_docs(tmp_path):

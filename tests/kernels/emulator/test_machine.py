@@ -66,7 +66,7 @@ def check_errors_say_where(module):
     lines = ".loc 1 12 3 // attend.py:12:3\nfrobnicate.sync %r1, %r2;"
     with pytest.raises(NotCoveredError) as caught:
         run(lines, module=module)
-    assert str(caught.value) == "this instruction is not covered at attend.py:12  [frobnicate.sync %r1, %r2]"
+    assert str(caught.value) == "not covered: the instruction frobnicate at attend.py:12  [frobnicate.sync %r1, %r2]"
     assert caught.value.source == "attend.py:12"
     with pytest.raises(EmulationError, match=r"trapped .* at attend.py:12  \[trap\]"):
         run(".loc 1 12 3 // attend.py:12:3\ntrap;", module=module)

@@ -22,14 +22,14 @@ def check_operands(module):
         module,
     )[:-1]
     assert (load.name, load.modifiers) == ("ld", ("global", "v2", "b32"))
-    assert load.operands == ((Register("%r1"), Register("%r2")), Address("%rd1", 16))
+    assert load.operands == ((Register("%r1"), Register("%r2")), Address(Register("%rd1"), 16))
     assert shuffle.operands[0] == Pair(Register("%r3"), Register("%p1"))
     assert shuffle.operands[1:] == (Register("%r1"), Literal(16), Literal(31), Literal(-1))
     assert move.operands[1] == Literal(0xBF800000)
     assert len(product.operands) == 8
     assert len(product.operands[0]) == 4
     assert product.operands[3:] == (Literal(0), Literal(1), Literal(1), Literal(0), Literal(0))
-    assert negative.operands[1] == Address("global_smem", -4)
+    assert negative.operands[1] == Address(Register("global_smem"), -4)
     assert wide.operands[1] == Literal(16)
 
 
@@ -62,18 +62,15 @@ def check_scopes(module):
     )
     first, second, third, _ = program.instructions
     assert first.operands[0] != second.operands[0]
-    assert program.register_bits[first.operands[0].name] == 32
-    assert program.register_bits[second.operands[0].name] == 16
+    assert (first.operands[0].bits, second.operands[0].bits) == (32, 16)
     assert third.operands == (Register("%r2"), Register("%r1"))
 
 
 def check_head(module):
-    program = module.parse(text_of("mov.b32 %r1, 1;", threads=96))
+    program = module.parse(text_of("mov.b64 %r1, {%p1, %rs2, %r3, %rd4};", threads=96))
     assert program.num_threads == 96
     assert program.parameters == (("kernel_param_0", "u64"), ("kernel_param_1", "u32"))
-    assert {name: program.register_bits[name] for name in ("%p", "%rs", "%r", "%rd")} == {
-        "%p": 1, "%rs": 16, "%r": 32, "%rd": 64,
-    }  # fmt: skip
+    assert [register.bits for register in program.instructions[0].operands[1]] == [1, 16, 32, 64]
 
 
 CHECKS = [

@@ -22,7 +22,7 @@ def count(lines, module=traffic, num_threads=32, num_blocks=1, shared_bytes=1638
     seen, memory = module.Traffic(), GlobalMemory()
     pool = torch.zeros(2**20 + 256, dtype=torch.uint8)
     pool = pool[-pool.data_ptr() % 256 :]  # begins where a sector does
-    Machine(program, seen.builders).launch((num_blocks, 1, 1), [memory.address_of(pool)], memory, shared_bytes)
+    Machine(program, observer=seen).launch((num_blocks, 1, 1), [memory.address_of(pool)], memory, shared_bytes)
     return seen
 
 
