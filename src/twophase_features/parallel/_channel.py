@@ -112,7 +112,7 @@ class Channel:
         while not isinstance(message, Bye):
             message = self._peers.recv_object(self._rank, "a message, or a sign of life")
             if isinstance(message, Pages):
-                parts = map(torch.from_numpy, message.parts)
-                message = replace(message, parts=[part if self._stream is None else part.pin_memory() for part in parts])
+                parts = [torch.from_numpy(part) for part in message.parts]
+                message = replace(message, parts=[part.pin_memory() for part in parts] if self._stream else parts)
             if message is not None:
                 self._inbox.put(message)
