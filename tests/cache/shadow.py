@@ -206,7 +206,7 @@ def snapshot(cache: CacheManager) -> Hashable:
             table.num_tokens,
             table.publish_at,
             table.num_uncounted_tokens,
-            *(getattr(table, name, None) for name in ("first_kept", "free_at", "num_reserved_tokens")),
+            *(getattr(table, name, None) for name in ("first_kept", "num_reserved_tokens")),
         )
         for table in cache._tables
     }

@@ -3,10 +3,8 @@
 (DistServe, arXiv:2401.09670; Splitwise, arXiv:2311.18677.) Rank 0 is the front end and decodes; every other rank
 computes prompts and sends their pages, layer by layer. Each rank has the whole model, an engine and a K/V pool.
 
-For the engine that decodes, the prefill workers are a KV tier. A request stays outside until its pages have come, then
-it is queued like any other, and its admission loads them (`RemoteTier`). Pages that did not come are a miss: their
-tokens are computed here. Full blocks travel, and the last token never does: of each prompt up to block_size tokens are
-computed on the decode side, and give the first token.
+For the engine that decodes, the prefill workers are a KV tier (`RemoteTier`). Full blocks travel, and the last token
+never does: of each prompt up to block_size tokens are computed on the decode side, and give the first token.
 
     # script.py, started by `torchrun --nproc-per-node 2 script.py` or by twophase_tools.launch.run_local
     with disaggregated("smollm2-135m-instruct") as llm:
@@ -77,14 +75,15 @@ class _Remote:
 class DecodeEngine:
     """An `Engine` whose prompts are computed by prefill workers; an `LLM` uses it as its own. Not thread-safe.
 
-    A request is sent to a worker when the tier has room for its pages, so prompts that wait fill no memory, and it is
-    queued in the engine when they have come. Computed here at once are prompts that have no page to come (shorter than
-    a block, or known here) or more than the tier can hold, and prompts whose log-probabilities are asked for.
+    A request is sent to a worker when the tier has room for its pages, so prompts that wait fill no memory. When they
+    have come, it is queued in the engine like any other, and its admission loads them. Computed here at once are
+    prompts that have no page to come (shorter than a block, or known here) or more than the tier can hold, and prompts
+    whose log-probabilities are asked for.
 
-    A transfer that fails costs time and changes no token: if the worker refuses the prompt, fails or is lost, the
-    engine computes the tokens whose pages have not come. After a loss new requests are refused, with the
-    `PeerLostError`: to compute all prompts here would hold up decodes. (vLLM's `kv_load_failure_policy` is this choice:
-    'recompute', or by default 'fail', which ends such requests.)
+    Pages that did not come, because the worker refused the prompt, failed or was lost, are a miss: their tokens are
+    computed here, and no token changes. After a loss new requests are refused, with the `PeerLostError`: to compute all
+    prompts here would hold up decodes. (vLLM's `kv_load_failure_policy` is this choice: 'recompute', or by default
+    'fail', which ends such requests.)
 
     Metrics are the decode side's: waiting for pages is part of the time until `first_scheduled_s`, and
     `num_cached_tokens` counts tokens found in its prefix cache and its tier. `take_transfers` has the worker's part.
@@ -282,15 +281,13 @@ def disaggregated(
     Args:
         config, options: As `LLM`. Options that shape pages (kv_cache_dtype, dtype, block_size) must be the same in all
             ranks; device='auto' is cuda:LOCAL_RANK where there is CUDA.
-        step_timeout_s: How long a silent peer is waited for.
-        startup_timeout_s: How long the others may take to load the model.
+        step_timeout_s, startup_timeout_s: As `Peers`.
         prefill_options: Options of `LLM` for the prefill side, in the place of rank 0's.
 
     Raises:
         ConfigError: Not started by torchrun, or with fewer than two processes; ranks that serve different models, or
             pages of different shapes; or as `LLM`.
-        PeerLostError: In a prefill rank: rank 0 is gone. In rank 0: a peer did not come. (One that is lost later does
-            not end the block, and no request that it had; see `DecodeEngine`.)
+        PeerLostError: In a prefill rank: rank 0 is gone. In rank 0: a peer did not come.
     """
     rank, local_rank, world_size = place()
     if world_size < 2:

@@ -3,12 +3,10 @@
 Rank 0 is the engine: it schedules, samples and talks to the user. Before it computes anything it tells the others what;
 they wait for that in `_serve` and do the same with their own part. Inside the model the ranks meet twice
 per layer, to add up partial sums, and after it, where rank 0 collects the logits. With enable_expert_parallel tokens
-travel to the ranks that hold their experts in place of the second sum (expert_parallel.py). In the script itself
+travel to the ranks that hold their experts in place of the second sum (expert_parallel.py).
 
     with LLM(model, tensor_parallel_size=2) as llm:      # started by `torchrun --nproc-per-node 2 script.py`
-        print(llm.generate("..."))
-
-only rank 0 gets beyond the constructor: the other ranks serve in there, and exit when rank 0 closes.
+        print(llm.generate("..."))                       # only in rank 0: the others serve in the constructor, and exit
 
 When a rank is lost every request, running or new, ends with finish reason 'error' (a `PeerLostError`): start all ranks
 again. An exception in the middle of the model has the same end, because the ranks that go on computing would add up
@@ -61,15 +59,8 @@ class TensorParallelGroup(Executor):
     def join(
         cls, config: ModelConfig, size: int, device: torch.device, timeout_s: int | float, has_whole_experts: bool
     ) -> Executor:
-        """Join the other ranks, if `size` says that there are any.
-
-        Args:
-            has_whole_experts: The ranks share out experts, instead of cutting each (see `Shard`).
-
-        Raises:
-            ConfigError: torchrun started another number of processes; or see `Shard`, `Peers`.
-            PeerLostError: A rank did not come.
-        """
+        """Join the other ranks, if `size` says that there are any. Raises ConfigError if torchrun started another
+        number of processes, or as `Shard` and `Peers`."""
         Shard(config, 0, size, has_whole_experts)  # whatever is wrong with it should not cost a start of all ranks
         if size == 1:
             return Executor(config, device)
@@ -79,7 +70,7 @@ class TensorParallelGroup(Executor):
                 f"tensor_parallel_size {size} needs as many processes, and torchrun started {world_size}; "
                 f"make --nproc-per-node the same."
             )
-        peers = Peers(device.type if device.index is None else device, step_timeout_s=timeout_s)
+        peers = Peers(device, step_timeout_s=timeout_s)
         return cls(config, peers, has_whole_experts)
 
     def cut(self, name: str, tensor: Any) -> Any:
@@ -125,7 +116,6 @@ class DriverRunner:
 
     @property
     def kv_cache(self) -> Never:
-        """Raises ConfigError: for a KV tier that reads blocks by itself, each rank has a part of them."""
         raise ConfigError(
             "with tensor_parallel_size > 1 each rank has a part of every block, and this kv_tier reads blocks of one "
             "process; use HostMemoryTier, which works with all ranks."
