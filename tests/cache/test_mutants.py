@@ -117,12 +117,12 @@ BOOKKEEPING_MUTANTS = [
     ("sinks are not shared", CACHE, "num_sinks + n * (most - num_sinks)", "n * most"),
     # Reservations
     ("what is reserved counts as free", CACHE, "return self._pool.num_free - sum(sum(self._reserved(table)) for table in self._filling)", "return self._pool.num_free"),
-    ("nothing is reserved", CACHE, "        table.num_reserved_tokens = num_tokens\n", ""),
-    ("a closed table's reservation stays", CACHE, "        super().close(table)\n        self._end_reservation(table)\n", "        super().close(table)\n"),
+    ("nothing is reserved", CACHE, "        self._filling[table] = num_tokens\n", ""),
+    ("a closed table's reservation stays", CACHE, "        super().close(table)\n        self._filling.pop(table, None)\n", "        super().close(table)\n"),
     ("a reservation is for others too", CACHE, "self._require_free(_beyond(self._reserved(table), self._num_logical_blocks(table, num_tokens)))", "self._require_free(0)"),
     ("a reservation is of no use", CACHE, "self._require_free(_beyond(self._reserved(table), self._num_logical_blocks(table, num_tokens)))", "self._require_free(self._num_logical_blocks(table, num_tokens) * self.num_groups)"),
     ("a reservation beyond what is free", CACHE, "        self._require_free(self.num_blocks_needed(table, num_tokens))\n", ""),
-    ("a fork keeps the reservation", CACHE, "        self._end_reservation(table)\n        return super().fork", "        return super().fork"),
+    ("a fork keeps the reservation", CACHE, "        self._filling.pop(table, None)\n        return super().fork", "        return super().fork"),
     ("loaded without room", TRANSFERS, "cache.room(table, start + table.num_offered_tokens, 0)", "cache.room(table, start + table.num_offered_tokens, cache.num_free_blocks)"),
     # The KV tier
     ("offloaded too late", MANAGER, "        block_ids = self._pool.allocate(num_blocks)\n", "        block_ids = self._pool.allocate(num_blocks)\n        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n"),

@@ -81,12 +81,7 @@ class TensorParallelGroup(Executor):
         return min(self.peers.gather(count, "all ranks to load their weights"))
 
     def run(self, runner: ModelRunner) -> Runner:
-        """The runner with which the engine runs steps. On other ranks than 0: serve until rank 0 closes, then exit.
-
-        Raises:
-            SystemExit: Not rank 0, and rank 0 has closed.
-            PeerLostError: Not rank 0, and a peer is lost.
-        """
+        """As `Executor.run`. Raises PeerLostError in another rank than 0 if a peer is lost."""
         if self.is_driver:
             return DriverRunner(runner, self.peers, self.shard)
         with self.peers:

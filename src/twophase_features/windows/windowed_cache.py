@@ -21,11 +21,9 @@ class WindowedTable(BlockTable):
 
     Attributes:
         first_kept: Logical blocks before it are FREED in the groups that see a window, unless they hold a sink.
-        num_reserved_tokens: Tokens up to which the table may grow whatever others take.
     """
 
     first_kept: int = 0
-    num_reserved_tokens: int = 0
 
     @property
     def held_blocks(self) -> list[int]:
@@ -79,15 +77,14 @@ class WindowedCache(CacheManager):
         self.description = f", window {window.window}, sinks {window.num_sinks}"
         self.description += f", {self.num_groups} groups of layers" if self.num_groups > 1 else ""
         self._prefixes = WindowedPrefixes(block_size, window, self.sees_all)
-        self._filling: set[WindowedTable] = set()  # tables with a reservation
+        self._filling: dict[WindowedTable, int] = {}  # tables with a reservation, and up to which token it goes
 
     # -- counting
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that are free and not reserved. Below 0 after a hit of blocks that a prefill counts on."""
-        for table in [table for table in self._filling if table.num_tokens >= table.num_reserved_tokens]:
-            self._end_reservation(table)
+        self._filling = {table: end for table, end in self._filling.items() if table.num_tokens < end}
         return self._pool.num_free - sum(sum(self._reserved(table)) for table in self._filling)
 
     def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
@@ -143,7 +140,7 @@ class WindowedCache(CacheManager):
 
     def _reserved(self, table: Any) -> list[int]:
         """A table's reservation in each group."""
-        return self._to_come(table, max(table.num_reserved_tokens, table.num_tokens))
+        return self._to_come(table, max(self._filling.get(table, 0), table.num_tokens))
 
     # -- the life of a table
 
@@ -157,8 +154,7 @@ class WindowedCache(CacheManager):
     def reserve(self, table: Any, num_tokens: int) -> None:
         """The table may grow to `num_tokens` chunk by chunk, as the class says. It takes no block yet."""
         self._require_free(self.num_blocks_needed(table, num_tokens))
-        table.num_reserved_tokens = num_tokens
-        self._filling.add(table)
+        self._filling[table] = num_tokens
 
     def _grow_by_blocks(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
         self._require_free(_beyond(self._reserved(table), self._num_logical_blocks(table, num_tokens)))
@@ -187,12 +183,12 @@ class WindowedCache(CacheManager):
 
     def fork(self, table: Any) -> BlockTable:
         """As `CacheManager`. Neither table has a reservation afterwards: a prompt that forks is computed."""
-        self._end_reservation(table)
+        self._filling.pop(table, None)
         return super().fork(table)
 
     def close(self, table: Any) -> None:
         super().close(table)
-        self._end_reservation(table)
+        self._filling.pop(table, None)
 
     # -- reports
 
@@ -217,10 +213,6 @@ class WindowedCache(CacheManager):
         """Where a table has the blocks of these logical blocks, of the groups that see a window."""
         groups = [group for group, sees_all in enumerate(self.sees_all) if not sees_all]
         return [index * self.num_groups + group for index in logical for group in groups]
-
-    def _end_reservation(self, table: Any) -> None:
-        table.num_reserved_tokens = 0
-        self._filling.discard(table)
 
     def _require_free(self, num_blocks: int) -> None:
         if num_blocks > self.num_free_blocks:
