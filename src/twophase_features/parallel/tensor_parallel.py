@@ -32,7 +32,7 @@ from twophase.engine.engine import uninterrupted
 from twophase.engine.executor import Executor
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
-from twophase_features.offloading.host_memory import HostBlocks, PinnedBlocks
+from twophase_features.offloading.host_memory import HostBlocks, pinned_blocks
 from twophase_features.parallel.expert_parallel import ExpertParallel
 from twophase_features.parallel.peers import PeerLostError, Peers, place
 from twophase_features.parallel.sharding import Shard
@@ -119,7 +119,7 @@ class DriverRunner:
     def host_blocks(self, num_blocks: int | None) -> HostBlocks:
         """Blocks in every rank's host memory, for a KV tier; None: as many as rank 0 has room for. Raises ConfigError
         if they do not fit. On another rank that ends the rank."""
-        own = PinnedBlocks(self._runner.kv_cache, num_blocks)
+        own = pinned_blocks(self._runner.kv_cache, num_blocks)
         self._tell("host_blocks", own.num_blocks)
         save, restore = partial(self._together, own.save, "save"), partial(self._together, own.restore, "restore")
         return HostBlocks(own.num_blocks, save, restore)
@@ -173,7 +173,7 @@ def _serve(runner: ModelRunner, peers: Peers) -> None:
     """Do what rank 0 says until it closes. Ctrl-C is rank 0's to handle: a worker ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     send_logits = partial(peers.send, dst=0, what="rank 0 to take the logits")
-    host_blocks: PinnedBlocks | None = None
+    host_blocks: HostBlocks | None = None
     while True:
         method, args = peers.wait_for_call(0, "work")
         match method:
@@ -186,6 +186,6 @@ def _serve(runner: ModelRunner, peers: Peers) -> None:
             case "copy_blocks":
                 runner.copy_blocks(*args)
             case "host_blocks":
-                host_blocks = PinnedBlocks(runner.kv_cache, *args)
+                host_blocks = pinned_blocks(runner.kv_cache, *args)
             case _:  # save, restore
                 getattr(host_blocks, method)(*args)
