@@ -244,8 +244,7 @@ for name, bytes_per_s in links.items():
 #     D->>P: Submit: a prompt, and which of its blocks to send
 #     P->>D: Pages: K and V of layer 0, layer 1, ... while the next ones are computed
 #     P->>D: Done: all has been sent
-#     Note over D: nothing is missing: the request is admitted, its blocks are loaded
-#     D->>P: or Submit again: these blocks are missing
+#     Note over D: the request is admitted, its blocks are loaded
 # ```
 #
 # The blocks have the same size on both sides, so whole ones are copied, and a thread that does nothing else sends them.
@@ -273,14 +272,14 @@ from twophase_labs.kit.open_engine import show_source
 show_source(unpack_layer)
 
 # %% [markdown]
-# **Question.** Yours writes rows of tokens into the decode pool, this one whole blocks into host memory. It may be
-# given `None` for a block. When?
+# **Question.** Yours writes rows of tokens, as they come; this one writes whole blocks, when the request is admitted. It
+# may be given `None` for a block. When?
 #
 # <details><summary>Answer</summary>
 #
-# When no request waits for that block any more: it was cancelled, or its prompt is being computed here after all. The
-# block's place may belong to another one by now, so the bytes are read from the link and dropped. (A block that is here
-# already is not written again either: it may be on its way into the decode pool.) Section 2 is about such cases.
+# When this request does not load that block: one message has a layer of all blocks that a forward pass filled, also of
+# other prompts in its batch. Their bytes stay in host memory until their own requests are admitted. Blocks of a request
+# that was cancelled are not even kept. Section 2 is about such cases.
 # </details>
 
 # %% [markdown]
@@ -442,22 +441,24 @@ else:
 # second part again; the third 59 and 59.) The tokens do not show which of the three happened, so a service must count
 # resends and recomputations to notice them.
 #
-# **Open the engine.** Its decision, with the same two steps:
+# **Open the engine.** Its line is a TCP connection, which loses nothing and keeps the order. So it resends nothing, and
+# has only your last step, for a worker that refuses a prompt, fails or is lost:
 
 # %%
 from twophase_features.parallel.disaggregation import DecodeEngine
 
-show_source(DecodeEngine._recover)
+show_source(DecodeEngine._hear)
 
 # %% [markdown]
-# **Question.** Your sender kept the prompt's blocks until it heard how the transfer had ended. The engine's worker
-# keeps nothing for a transfer, and a resend is the same prompt submitted once more. Why is that not a second prefill?
+# **Question.** After `Failed` some blocks of the prompt may have come, and others not. `_queue` only puts the request into
+# the engine's queue, as after `Done`. Who makes sure that no token is computed from blocks that are missing?
 #
 # <details><summary>Answer</summary>
 #
-# The worker finds the prompt's blocks in its prefix cache (lab 5): it computes the last one and sends what was asked
-# for. If they were evicted meanwhile, it is a second prefill, which is dear but right. And if blocks are missing again,
-# rank 0 loads those before the first hole and computes the rest: a tier may always miss.
+# The admission: it asks the tier for the request's blocks, in order, and the tier gives those whose layers have all come,
+# up to the first hole. The rest of the prompt is computed like the rest after a prefix hit (lab 5). A tier may always
+# miss, so recovery needs no code of its own. Your sender kept the blocks until it heard how the transfer had ended; this
+# one copies them into messages, and keeps nothing.
 # </details>
 
 # %% [markdown]

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import threading
 import time
 from dataclasses import replace
@@ -39,8 +38,8 @@ def held(served):
         if not go_on.wait(PATIENCE_S):
             raise TimeoutError("it was held for too long")
 
-    with served._thread._changed:
-        served._thread._post(hold)
+    with served._changed:
+        served._post(hold)
     assert is_held.wait(PATIENCE_S)
     try:
         yield
@@ -405,8 +404,7 @@ def test_a_deadline_on_the_way(llm):
         stream = await served.submit("The", LONG, deadline_s=3600)
         first = await anext(stream)
         with held(served):
-            thread = served._thread
-            (job,) = thread.jobs.values()
+            (job,) = served._jobs.values()
             assert job.deadline_s == pytest.approx(first.metrics.arrival_s + 3600)
             job.deadline_s = time.monotonic()
         with pytest.raises(DeadlineError):
@@ -424,7 +422,7 @@ def test_deadlines_of_requests_that_ended_are_forgotten(llm):
         for _ in range(10):
             await asyncio.gather(*(last_of(served.generate("a", one, deadline_s=3600)) for _ in range(30)))
         with held(served):
-            return len(served._thread.jobs)
+            return len(served._jobs)
 
     assert run(llm, main) == 0
 
@@ -483,7 +481,7 @@ def test_an_idle_thread_sleeps_until_somebody_comes(llm):
     async def main(served):
         await last_of(served.generate("The", GREEDY))
         with held(served):
-            return served._thread._max_sleep_s()
+            return served._max_sleep_s()
 
     assert run(llm, main) is None
 
@@ -538,9 +536,6 @@ def test_an_engine_has_one_owner(llm):
         assert (await last_of(running)).finished
 
     run(llm, main)
-    assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
-    AsyncLLM.of(llm)  # it is nobody's as soon as it is made
-    gc.collect()
     assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
 
 

@@ -15,7 +15,7 @@ the unused tokens are at its end.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol, final, runtime_checkable
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float
@@ -50,25 +50,15 @@ class _Graph(NamedTuple):
     hidden: Float[Tensor, "T N"]
 
 
-@runtime_checkable
-class Capture(Protocol):
-    """A way to make graphs.
-
-    Attributes:
-        max_tokens: Larger batches compute long enough to hide their launches.
-    """
-
-    max_tokens: int
-
-    def __call__(self, forward: Forward) -> tuple[Callable[[], None], Float[Tensor, "T N"]]:
-        """(a function that repeats what `forward` computed, from and into the same memory; `forward`'s result)."""
-
-
 @final
 class CudaGraphs:
-    """CUDA graphs of one device, which share their memory: at most one is replayed at a time."""
+    """CUDA graphs of one device, which share their memory: at most one is replayed at a time.
 
-    max_tokens = 256
+    A call returns a function that repeats what `forward` computed, from and into the same memory; and `forward`'s
+    result.
+    """
+
+    max_tokens = 256  # larger batches compute long enough to hide their launches
     num_warmups = 2  # kernels are compiled and libraries initialised outside the capture
 
     def __init__(self, device: torch.device) -> None:
@@ -92,7 +82,7 @@ class CudaGraphs:
 
 @final
 class RecordedLaunches:
-    """Launches on the CPU as a list that C goes through, and between them what torch computes.
+    """Launches on the CPU as a list that C goes through, and between them what torch computes. Called as `CudaGraphs`.
 
     Each recording keeps all that its step computes, so its memory grows with the tokens: 1 MB each for SmolLM2.
     """
@@ -107,22 +97,21 @@ class RecordedLaunches:
         return recording.replay, hidden
 
 
+Capture = CudaGraphs | RecordedLaunches
+
+
 def decode_graphs(model: LlamaModel, kv_cache: KVCache, max_model_len: int) -> "DecodeGraphs | None":
     """Graphs for a model's decode steps; None, and a line in the log, if they cannot be captured."""
-    why_not = _why_not(model)
-    if why_not is not None:
+    why_not = "" if mode() in ("cuda", "cpu") else f"kernels are {mode()}"
+    if not all(layer.mlp.can_be_captured for layer in model.weights.layers):
+        why_not = "the host assigns rows to experts"
+    if why_not:
         logger.info("%s: decodes run eagerly", why_not)
         return None
     if mode() == "cuda":
         return DecodeGraphs(model, kv_cache, max_model_len, CudaGraphs(kv_cache.device))
     begin_in_huge_pages(kv_cache.storage)
     return DecodeGraphs(model, kv_cache, max_model_len, RecordedLaunches())
-
-
-def _why_not(model: LlamaModel) -> str | None:
-    if not all(layer.mlp.can_be_captured for layer in model.weights.layers):
-        return "the host assigns rows to experts"
-    return None if mode() in ("cuda", "cpu") else f"kernels are {mode()}"
 
 
 @final

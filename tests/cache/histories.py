@@ -234,16 +234,14 @@ class History:
 
     def _check_reservations(self) -> None:
         """What is free is for all but what is reserved, by the definition; and no prefill has to wait for a block."""
-        reserving = [s for s in self.live if getattr(s.table, "num_reserved_tokens", 0) > s.table.num_tokens]
-        reserved = [
-            num_reserved(self.cache, s.table, s.table.num_reserved_tokens, self.window, self.sees_all)
-            for s in reserving
-        ]
+        filling = getattr(self.cache, "_filling", {})
+        reserving = [s for s in self.live if filling.get(s.table, 0) > s.table.num_tokens]
+        reserved = [num_reserved(self.cache, s.table, filling[s.table], self.window, self.sees_all) for s in reserving]
         num_in_pool = self.cache._pool.num_free
         assert self.cache.num_free_blocks == num_in_pool - sum(reserved) >= 0, f"{reserved} of {num_in_pool} reserved"
         for sequence in reserving:
             if sequence.num_confirmed == sequence.num_computed:
-                end = self.cache.room(sequence.table, sequence.table.num_reserved_tokens, 0)
+                end = self.cache.room(sequence.table, filling[sequence.table], 0)
                 assert end > sequence.num_computed, f"a prefill waits: {sequence}"
 
     def finish(self) -> None:

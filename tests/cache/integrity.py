@@ -55,11 +55,10 @@ def check_prefixes(prefixes: PrefixCache) -> None:
 
 
 def check_windows(cache) -> None:
-    """Where blocks left the window, and nowhere else, tables have none; reservations are those of prefills."""
+    """Where blocks left the window, and nowhere else, tables have none."""
     sliding = [group for group, sees_all in enumerate(cache.sees_all) if not sees_all]
     first = cache.window.freed_blocks(0, cache.block_size).start
     for table in cache._tables:
         freed = [index for index, block_id in enumerate(table.block_ids) if block_id == FREED]
         expected = [place * cache.num_groups + group for place in range(first, table.first_kept) for group in sliding]
         assert freed == expected, f"freed {freed} of {table}"
-        assert (table in cache._filling) == (table.num_reserved_tokens > 0), f"reserved: {table}"

@@ -206,7 +206,8 @@ def snapshot(cache: CacheManager) -> Hashable:
             table.num_tokens,
             table.publish_at,
             table.num_uncounted_tokens,
-            *(getattr(table, name, None) for name in ("first_kept", "free_at", "num_reserved_tokens")),
+            getattr(table, "first_kept", None),
+            getattr(cache, "_filling", {}).get(table),
         )
         for table in cache._tables
     }

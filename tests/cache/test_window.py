@@ -20,10 +20,6 @@ def check_arithmetic(window_class: type[SlidingWindow]) -> None:
                 positions = range(index * size, (index + 1) * size)  # those from n on are still to be written
                 is_seen = any(is_visible(p, max(p, n), window) for p in positions)
                 assert (index in freed) != is_seen, f"{window}, {n} tokens in blocks of {size}: block {index}"
-            if freed:
-                assert (
-                    window.num_tokens_to_free(freed.stop - 1, size) <= n < window.num_tokens_to_free(freed.stop, size)
-                )
             most = max(most, -(-(n + 1) // size) - len(freed))  # while token n is computed
         assert most == window.max_blocks(size), f"{window} in blocks of {size} held {most}"
 

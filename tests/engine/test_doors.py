@@ -14,7 +14,6 @@ from twophase.engine.constraint import Constraint, Grammar
 from twophase_features.speculation.draft_model import DraftModelDrafter
 from twophase_features.speculation.drafter import Drafter
 from twophase_features.speculation.drafters import NgramDrafter
-from twophase_features.speculation.speculator import GatedSpeculator
 from twophase_features.structured_outputs import guidance
 from twophase_features.structured_outputs.params import StructuredOutputs
 
@@ -59,7 +58,7 @@ def test_a_constraint_with_and_without_drafts(tiny_model):
     assert drafting.stats().num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("kind", [NgramDrafter, DraftModelDrafter, GatedSpeculator])
+@pytest.mark.parametrize("kind", [NgramDrafter, DraftModelDrafter])
 def test_drafters_come_in_by_the_door(kind):
     assert issubclass(kind, Drafter)
 

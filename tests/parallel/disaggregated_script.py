@@ -2,7 +2,6 @@
 
 disaggregated_script.py FOLDER equal KV_CACHE_DTYPE...
 disaggregated_script.py FOLDER lose RANK SIGNAL
-disaggregated_script.py FOLDER spoil NUMBER...
 """
 
 import itertools
@@ -13,7 +12,6 @@ import sys
 import time
 
 from twophase import LLM, BeamSearchParams, SamplingParams
-from twophase_features.parallel import remote_tier
 from twophase_features.parallel.disaggregation import DecodeEngine, disaggregated
 from twophase_features.parallel.peers import PeerLostError
 from twophase_features.parallel.prefill_worker import PrefillWorker
@@ -109,47 +107,20 @@ def lose(folder, victim, number):
                 refusal = llm.generate(prompts, params, use_tqdm=False)
             except PeerLostError as error:
                 refusal = str(error)
+            alone = LLM(folder, **options).generate(prompts, params, use_tqdm=False)
             say(
                 time=end_s,
                 ends=[each.outputs[0].finish_reason for each in outputs],
                 refusal=refusal,
-                **recovered(llm, outputs, LLM(folder, **options).generate(prompts, params, use_tqdm=False)),
+                is_equal=[each.outputs for each in outputs] == [each.outputs for each in alone],
+                in_use=llm.engine.stats().cache.num_in_use,
+                num_recomputed=llm.engine.num_recomputed,
             )
-
-
-def recovered(llm, outputs, alone):
-    return {
-        "is_equal": [each.outputs for each in outputs] == [each.outputs for each in alone],
-        "in_use": llm.engine.stats().cache.num_in_use,
-        "num_resent": llm.engine.num_resent,
-        "num_recomputed": llm.engine.num_recomputed,
-    }
-
-
-def spoil(folder, numbers):
-    """Pages of these layers, counted from 1 as they come, cannot be written on the decode side."""
-    real, calls = remote_tier.unpack_layer, itertools.count(1)
-
-    def unpack_layer(*args):
-        if next(calls) in numbers:
-            raise RuntimeError("planted")
-        real(*args)
-
-    remote_tier.unpack_layer = unpack_layer
-    options = {"num_kv_blocks": 64, "device": "cpu", "attention_backend": "torch", "skip_tokenizer_init": True}
-    prompts = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (12, 100)]
-    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
-    with disaggregated(folder, prefill_options={"max_num_batched_tokens": 32, "max_num_seqs": 16}, **options) as llm:
-        if llm is not None:
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            say(**recovered(llm, outputs, LLM(folder, **options).generate(prompts, params, use_tqdm=False)))
 
 
 if __name__ == "__main__":
     note_worker()
     if sys.argv[2] == "equal":
         equal(sys.argv[1], sys.argv[3:])
-    elif sys.argv[2] == "spoil":
-        spoil(sys.argv[1], {int(number) for number in sys.argv[3:]})
     else:
         lose(sys.argv[1], int(sys.argv[3]), getattr(signal, sys.argv[4]))

@@ -1,4 +1,4 @@
-"""A line between two ends in one process: messages arrive in order, pages in the tier before what is said after them."""
+"""A line between two ends in one process: messages arrive in order, and pages bit for bit."""
 
 import threading
 
@@ -28,12 +28,12 @@ def ends():
     """Makes a channel for each of two ranks; they say Bye to each other at the end."""
     lines, made = lines_between(2), []
 
-    def make(tier=None, step_timeout_s=20.0):
+    def make(step_timeout_s=20.0):
         for rank in range(2):
             peers = ThreadPeers(rank, lines, threading.Barrier(2))
             peers.step_timeout_s = step_timeout_s
             inbox = Inbox()
-            made.append((Channel(peers, 1 - rank, inbox, tier if rank == 0 else None), inbox))
+            made.append((Channel(peers, 1 - rank, inbox), inbox))
         return made
 
     yield make
@@ -45,16 +45,18 @@ def ends():
 
 
 @pytest.mark.parametrize("kv_format", ["none", "int8"])
-def test_pages_are_in_the_tier_before_the_message_after_them_is_heard(ends, kv_format):
+def test_pages_come_bit_for_bit_before_the_message_after_them(ends, kv_format):
     source, target = filled_cache(kv_format), filled_cache(kv_format)
     tier = RemoteTier(target)
     tier.expect(KEYS)
-    (_, inbox), (worker, _) = ends(tier)
+    (_, inbox), (worker, _) = ends()
     transfer = Transfer(0.0)
     for layer in range(2):
         parts = pack_layer(source, layer, [5, 2])
         worker.send(Pages(KEYS, layer, parts), transfer.sent)
     worker.send(Done("a", 0.0, 0, (transfer,)))
+    for _ in range(2):
+        tier.receive(next(inbox.messages(20.0)))
     done = next(inbox.messages(20.0))
     assert len(done.transfers[0].sent) == 2, "a message is pickled when the messages before it have been sent"
     assert tier.match(KEYS) == 2

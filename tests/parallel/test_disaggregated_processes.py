@@ -34,15 +34,6 @@ def test_two_processes_generate_what_one_does(smollm2_folder):
     assert num_bytes > 0
 
 
-def test_pages_that_cannot_be_written_are_sent_again(folder):
-    """Two real processes; a layer of the second transfer cannot be written."""
-    _, (front, worker) = run(folder, "spoil", 3, timeout_s=60)
-    assert [(line["num_resent"], line["num_recomputed"], line["is_equal"], line["in_use"]) for line in front] == [
-        (1, 0, True, 0)
-    ]
-    assert [(line["in_use"], line["num_unsent"], line["error"]) for line in worker] == [(0, 0, None)]
-
-
 @pytest.mark.parametrize("number", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.full)])
 class TestLoss:
     def test_of_the_prefill_side(self, folder, number):

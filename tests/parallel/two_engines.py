@@ -41,8 +41,8 @@ class Instant(Inbox):
 class DirectLine:
     """Stands in for a `Channel` to another part of this process; keeps what was said."""
 
-    def __init__(self, inbox: Inbox, tier: RemoteTier | None = None) -> None:
-        self.inbox, self.tier = inbox, tier
+    def __init__(self, inbox: Inbox) -> None:
+        self.inbox = inbox
         self.said = []
         self.before: Callable[[object], None] = lambda message: None
         self.loses: Callable[[Pages], bool] = lambda pages: False
@@ -51,10 +51,8 @@ class DirectLine:
         message = message() if callable(message) else message
         self.before(message)
         self.said.append(message)
-        if not isinstance(message, Pages):
+        if not (isinstance(message, Pages) and self.loses(message)):
             self.inbox.put(message)
-        elif not self.loses(message):
-            self.tier.receive(message.keys, message.layer, message.parts)
         if times is not None:
             times.append((0.0, 1.0))
 
@@ -73,7 +71,7 @@ class TwoEngines:
         self.prefill = LLM(folder, **(OPTIONS | both | (prefill or {})))
         front, back = Instant(), Instant()
         self.tier = RemoteTier(self.decode.kv_cache, self.decode.scheduler.cache.tier, num_tier_blocks)
-        self.to_decode = DirectLine(front, self.tier)
+        self.to_decode = DirectLine(front)
         self.to_prefill = DirectLine(back)
         self.front, self.back = front, back
         self.worker = PrefillWorker(self.prefill, self.to_decode.send, back)
@@ -116,4 +114,3 @@ class TwoEngines:
         assert not self.worker._unsent
         assert not self.engine._to_load
         assert not self.tier._expected
-        assert sorted(self.tier._free) == list(range(self.tier.num_blocks))

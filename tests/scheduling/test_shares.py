@@ -189,7 +189,7 @@ class TestFair:
         harness.run()
         before = self.served(harness, "a")
         harness.add(make_request("b0", 4, 8, tenant="b"))
-        harness.scheduler.policy.counters._counters["b"] = 3  # a tenant who waits and was served less
+        harness.scheduler.policy.counters["b"] = 3  # a tenant who waits and was served less
         harness.add(make_request("a1", 4, 8, tenant="a"))
         assert self.served(harness, "a") == before
 
@@ -210,7 +210,7 @@ class TestFair:
     def test_the_queue_of_tenants_follows_the_queue(self):
         """Whoever ends while it waits, waits no more."""
         harness = Harness(policy=FairPolicy(), max_num_seqs=1)
-        waiting = harness.scheduler.policy.counters._waiting
+        waiting = harness.scheduler.policy.waiting
         harness.add(*(make_request(name, 3, 9, tenant=name) for name in "abc"))
         harness.step()
         assert set(waiting) == {"b", "c"}

@@ -100,9 +100,8 @@ def held(server):
         if not go_on.wait(PATIENCE_S):
             raise TimeoutError("it was held for too long")
 
-    thread = server.llm._thread
-    with thread._changed:
-        thread._post(hold)
+    with server.llm._changed:
+        server.llm._post(hold)
     assert is_held.wait(PATIENCE_S)
     try:
         yield

@@ -101,7 +101,7 @@ def test_a_drain_has_an_end(chat_folder):
             task = pool.submit(httpx.post, server.url + TEXT, json=LONG | {"prompt": "a"}, timeout=PATIENCE_S)
             until(lambda: server.llm.num_unfinished == 1)
             server.drain()
-            until(lambda: server.llm._thread._is_stopped)
+            until(lambda: server.llm._is_stopped)
         answer = task.result()
         server.join()
     assert answer.status_code == 500

@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.conftest import MODEL, PATIENCE_S, held, openai_client, serving, until
 from tests.server.test_connections import post
-from twophase_features.serving import thread
+from twophase_features.serving import async_llm
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -126,7 +126,7 @@ def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkey
     """The prompt once, and what the engine counts of both completions; after the fifth step something happens."""
     keys, jump_s, monotonic = tmp_path / "keys.toml", [0.0], time.monotonic
     keys.write_text(KEYS.format(digest="00" * 32))
-    monkeypatch.setattr(thread, "time", SimpleNamespace(monotonic=lambda: monotonic() + jump_s[0]))
+    monkeypatch.setattr(async_llm, "time", SimpleNamespace(monotonic=lambda: monotonic() + jump_s[0]))
     with serving(chat_folder, api_keys=keys) as server:
         engine, account = server.llm.llm.engine, server.app.state.service.tenants.find("Bearer sk-carol")
         account.tokens._now_s = lambda: account.tokens._since_s  # nothing comes back
@@ -142,7 +142,7 @@ def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkey
                     for update in scheduler.fail(seq_id, ValueError("planted"))
                 ]
             ),
-            "close": server.llm._thread.stop,
+            "close": server.llm.close,
         }
         step, numbers, tenants = engine.step, itertools.count(1), []
 
@@ -182,7 +182,7 @@ def test_what_leaves_the_queue_is_free(server):
     with held(server):
         with post(server, {"model": MODEL, "prompt": "hi"}, "authorization: Bearer sk-carol\r\n"):
             until(lambda: server.llm.num_unfinished == 1)
-        until(lambda: len(server.llm._thread._inbox) == 2)  # to be added, and to be aborted
+        until(lambda: len(server.llm._inbox) == 2)  # to be added, and to be aborted
     until(lambda: account.num_running == server.llm.num_unfinished == 0)
     assert (account.tokens._left, server.llm.stats().num_output_tokens) == before
 
@@ -272,6 +272,6 @@ def test_a_client_may_ask_for_a_nearer_deadline(chat_folder, own, expected_s):
         with held(server):
             task = pool.submit(httpx.post, server.url + TEXT, json=body, timeout=PATIENCE_S)
             until(lambda: server.llm.num_unfinished == 1)
-            (job,) = server.llm._thread.jobs.values()
+            (job,) = server.llm._jobs.values()
         assert task.result().status_code == 200
     assert job.deadline_s - job.arrival_s == pytest.approx(expected_s)

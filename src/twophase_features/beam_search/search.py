@@ -1,7 +1,8 @@
 """Beam search: a loop over ordinary requests. Each round asks for every beam's likeliest next tokens, and chooses.
 
 A beam is an unfinished text, scored by the sum of its tokens' log-probabilities. The requests of a round share prefixes
-with the previous round's, so the prefix cache has all but the last few tokens of each. Rules and texts are the same as
+with the previous round's, so the prefix cache has all but the last few tokens of each (without one, each round computes
+every text from its beginning). Rules and texts are the same as
 in transformers' `generate(num_beams=n, do_sample=False)`:
 
 - The best n texts of a beam and one more token that do not end go on. A text that ends counts only if it is among the
@@ -212,14 +213,7 @@ class _PromptSearch:
 
 
 def search(llm: LLM, prompts: Sequence[Any], params: BeamSearchParams, use_tqdm: bool) -> list[BeamSearchOutput]:
-    """`LLM.beam_search`. Each round asks `llm.generate` for one token of every beam.
-
-    The prefix cache keeps the common prefixes of beams and rounds; without it each round computes every text from its
-    beginning.
-
-    Raises:
-        InvalidRequestError: As `LLM.generate`; or `params` are not `BeamSearchParams`.
-    """
+    """`LLM.beam_search`. Raises InvalidRequestError as `LLM.generate`, or if `params` are not `BeamSearchParams`."""
     from tqdm import tqdm
 
     if not isinstance(params, BeamSearchParams):

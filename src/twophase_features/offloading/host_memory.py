@@ -3,6 +3,7 @@ admitted again. So preemption costs two copies over PCIe instead of a prefill.""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -45,7 +46,7 @@ class HostMemoryTier:
         if num_blocks is not None and num_blocks < 1:
             raise ConfigError(f"A tier in host memory needs at least 1 block, got num_blocks={num_blocks}.")
         self.num_blocks = num_blocks
-        self._blocks: HostBlocks | PinnedBlocks | None = None
+        self._blocks: HostBlocks | None = None
         self._place_of: OrderedDict[BlockKey, int] = OrderedDict()  # first = given up next
         self._free = list(range(num_blocks or 0))
 
@@ -55,7 +56,7 @@ class HostMemoryTier:
         if hasattr(runner, "host_blocks"):  # several ranks, each with a part of every block
             self._blocks = runner.host_blocks(self.num_blocks)
         else:
-            self._blocks = PinnedBlocks(runner.kv_cache, self.num_blocks)
+            self._blocks = pinned_blocks(runner.kv_cache, self.num_blocks)
         self.num_blocks = self._blocks.num_blocks
         self._free = list(range(self.num_blocks))
 
@@ -91,25 +92,15 @@ class HostMemoryTier:
         return len(new)
 
 
-@final
-class PinnedBlocks:
-    """The `HostBlocks` of a cache in this process. On CUDA moves are queued; later work on the same stream waits."""
-
-    def __init__(self, kv_cache: KVCache, num_blocks: int | None) -> None:
-        self.num_blocks = num_blocks or default_num_blocks(kv_cache.spec.bytes_per_block, kv_cache.num_blocks)
-        is_on_gpu = kv_cache.device.type == "cuda"
-        self._device = kv_cache
-        self.host = KVCache(kv_cache.spec, self.num_blocks, torch.device("cpu"), pin_memory=is_on_gpu)
-
-    @torch.inference_mode()
-    def save(self, moves: Sequence[BlockCopy]) -> None:
-        _move(self._device, self.host, moves)
-
-    @torch.inference_mode()
-    def restore(self, moves: Sequence[BlockCopy]) -> None:
-        _move(self.host, self._device, moves)
+def pinned_blocks(kv_cache: KVCache, num_blocks: int | None) -> HostBlocks:
+    """Host blocks for a cache in this process. On CUDA moves are queued; later work on the same stream waits."""
+    num_blocks = num_blocks or default_num_blocks(kv_cache.spec.bytes_per_block, kv_cache.num_blocks)
+    is_on_gpu = kv_cache.device.type == "cuda"
+    host = KVCache(kv_cache.spec, num_blocks, torch.device("cpu"), pin_memory=is_on_gpu)
+    return HostBlocks(num_blocks, partial(_move, kv_cache, host), partial(_move, host, kv_cache))
 
 
+@torch.inference_mode()
 def _move(source: KVCache, target: KVCache, moves: Sequence[BlockCopy]) -> None:
     for pages, copies in zip(source.storage, target.storage, strict=True):
         for from_block, to_block in moves:

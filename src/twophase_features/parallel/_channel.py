@@ -19,7 +19,6 @@ import torch
 
 from twophase_features.parallel._protocol import Bye, Message, Pages
 from twophase_features.parallel.peers import Peers
-from twophase_features.parallel.remote_tier import RemoteTier
 
 HEARTBEATS_PER_LIMIT = 4
 JOIN_S = 2.0
@@ -53,11 +52,10 @@ class Channel:
     Args:
         rank: The peer.
         inbox: Where its messages go.
-        tier: Where its pages go; None if it sends none.
     """
 
-    def __init__(self, peers: Peers, rank: int, inbox: Inbox, tier: RemoteTier | None = None) -> None:
-        self._peers, self._rank, self._inbox, self._tier = peers, rank, inbox, tier
+    def __init__(self, peers: Peers, rank: int, inbox: Inbox) -> None:
+        self._peers, self._rank, self._inbox = peers, rank, inbox
         self._outbox: queue.SimpleQueue[tuple[Message, list[tuple[float, float]] | None, Any]] = queue.SimpleQueue()
         self._stream = torch.cuda.Stream(peers.device) if peers.device.type == "cuda" else None
         self._threads = [
@@ -114,7 +112,7 @@ class Channel:
         while not isinstance(message, Bye):
             message = self._peers.recv_object(self._rank, "a message, or a sign of life")
             if isinstance(message, Pages):
-                assert self._tier is not None
-                self._tier.receive(message.keys, message.layer, list(map(torch.from_numpy, message.parts)))
-            elif message is not None:
+                parts = [torch.from_numpy(part) for part in message.parts]
+                message = replace(message, parts=[part.pin_memory() for part in parts] if self._stream else parts)
+            if message is not None:
                 self._inbox.put(message)

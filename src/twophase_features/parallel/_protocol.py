@@ -4,7 +4,6 @@ decode side (rank 0)                         prefill side
 Submit ->                                    a prompt to compute, and the blocks to send
                         <- Pages             layer by layer, as they are computed, and chunk by chunk
                         <- Done              all its pages have gone before
-Submit ->                                    pages are missing: the same prompt, and the blocks to send once more
 """
 
 from collections.abc import Sequence

@@ -3,10 +3,8 @@
 (DistServe, arXiv:2401.09670; Splitwise, arXiv:2311.18677.) Rank 0 is the front end and decodes; every other rank
 computes prompts and sends their pages, layer by layer. Each rank has the whole model, an engine and a K/V pool.
 
-For the engine that decodes, the prefill workers are a KV tier. A request stays outside until its pages have come, then
-it is queued like any other, and its admission loads them (`RemoteTier`). Pages that did not come are a miss: their
-tokens are computed here. Full blocks travel, and the last token never does: of each prompt up to block_size tokens are
-computed on the decode side, and give the first token.
+For the engine that decodes, the prefill workers are a KV tier (`RemoteTier`). Full blocks travel, and the last token
+never does: of each prompt up to block_size tokens are computed on the decode side, and give the first token.
 
     # script.py, started by `torchrun --nproc-per-node 2 script.py` or by twophase_tools.launch.run_local
     with disaggregated("smollm2-135m-instruct") as llm:
@@ -52,7 +50,6 @@ from twophase_features.parallel.peers import (
 from twophase_features.parallel.prefill_worker import PrefillWorker
 from twophase_features.parallel.remote_tier import RemoteTier
 
-MAX_RESENDS = 1  # of a prompt's pages; when some are missing again, their tokens are computed here
 MAX_RECORDS = 10_000  # the newest ones are kept until `take_transfers`
 IDLE_S = 0.05  # how long one step may wait for pages when there is nothing to decode; a message ends it at once
 
@@ -72,29 +69,28 @@ class _Remote:
     submit: wire.Submit
     rank: int
     is_submitted: bool = False
-    num_resends: int = 0
 
 
 @final
 class DecodeEngine:
     """An `Engine` whose prompts are computed by prefill workers; an `LLM` uses it as its own. Not thread-safe.
 
-    A request is sent to a worker when the tier has room for its pages, so prompts that wait fill no memory, and it is
-    queued in the engine when they have come. Computed here at once are prompts that have no page to come (shorter than
-    a block, or known here) or more than the tier can hold, and prompts whose log-probabilities are asked for.
+    A request is sent to a worker when the tier has room for its pages, so prompts that wait fill no memory. When they
+    have come, it is queued in the engine like any other, and its admission loads them. Computed here at once are
+    prompts that have no page to come (shorter than a block, or known here) or more than the tier can hold, and prompts
+    whose log-probabilities are asked for.
 
-    A transfer that fails costs time and changes no token. Missing pages are sent once more, from the first missing
-    block on. If that fails too, or if the worker refuses the prompt, fails or is lost, the engine computes the rest.
-    After a loss new requests are refused, with the `PeerLostError`: to compute all prompts here would hold up decodes.
-    (vLLM's `kv_load_failure_policy` is this choice: 'recompute', or by default 'fail', which ends such requests.)
+    Pages that did not come, because the worker refused the prompt, failed or was lost, are a miss: their tokens are
+    computed here, and no token changes. After a loss new requests are refused, with the `PeerLostError`: to compute all
+    prompts here would hold up decodes. (vLLM's `kv_load_failure_policy` is this choice: 'recompute', or by default
+    'fail', which ends such requests.)
 
     Metrics are the decode side's: waiting for pages is part of the time until `first_scheduled_s`, and
     `num_cached_tokens` counts tokens found in its prefix cache and its tier. `take_transfers` has the worker's part.
 
     Attributes:
         lost: Why there is no worker any more.
-        num_resent: Prompts of which pages were sent again; twice is counted twice.
-        num_recomputed: Prompts of which pages did not come in the end, so that their tokens were computed here.
+        num_recomputed: Prompts of which no worker sent all pages, so that tokens were computed here.
 
     Args:
         llm: The model, with the engine that decodes; `tier` becomes the tier of its cache.
@@ -120,7 +116,7 @@ class DecodeEngine:
         self._seeds = random.Random(llm.config.seed)  # drawn in the order of requests, whichever pages come first
         self._remote: dict[str, _Remote] = {}  # in the order of requests
         self._to_load: dict[str, tuple[BlockKey, ...]] = {}  # expected blocks of requests that are in the engine
-        self.num_resent = self.num_recomputed = 0
+        self.num_recomputed = 0
         self._prefills: deque[wire.Done] = deque(maxlen=MAX_RECORDS)
         self._transfers: deque[wire.Transfer] = deque(maxlen=MAX_RECORDS)
         self.lost: PeerLostError | None = None
@@ -249,40 +245,24 @@ class DecodeEngine:
 
     def _hear(self, message: wire.Message) -> None:
         match message:
+            case wire.Pages():
+                self._tier.receive(message)
             case wire.Done(request_id):
                 self._transfers += message.transfers
                 if request_id in self._remote:
-                    # The receiving thread hands on a message only when it is through with all pages before it.
-                    keys = self._remote[request_id].submit.keys
-                    first_missing = self._tier.num_here(keys)
-                    if first_missing == len(keys):
-                        self._prefills.append(message)
-                        self._queue(request_id)
-                    else:
-                        self._recover(request_id, first_missing)
+                    self._prefills.append(message)
+                    self._queue(request_id)
             case wire.Failed(request_id, error) if request_id in self._remote:
                 logger.warning("the prefill side could not compute request %r: %s", request_id, error)
-                self._compute_rest(request_id)
-
-    def _recover(self, request_id: str, first_missing: int) -> None:
-        """The worker has the prompt in its prefix cache: submitted again, it is hardly computed, but sent."""
-        remote = self._remote[request_id]
-        if remote.num_resends < MAX_RESENDS:
-            remote.num_resends += 1
-            self.num_resent += 1
-            self._sends[remote.rank](replace(remote.submit, keys=remote.submit.keys[first_missing:]))
-        else:
-            self._compute_rest(request_id)
-
-    def _compute_rest(self, request_id: str) -> None:
-        self.num_recomputed += 1
-        self._queue(request_id)
+                self.num_recomputed += 1
+                self._queue(request_id)
 
     def _lose(self, error: PeerLostError) -> None:
         """Torch's process group ends with its first lost member, so all workers are lost."""
         self.lost = error
+        self.num_recomputed += len(self._remote)
         for request_id in list(self._remote):
-            self._compute_rest(request_id)
+            self._queue(request_id)
 
 
 @contextmanager
@@ -301,15 +281,13 @@ def disaggregated(
     Args:
         config, options: As `LLM`. Options that shape pages (kv_cache_dtype, dtype, block_size) must be the same in all
             ranks; device='auto' is cuda:LOCAL_RANK where there is CUDA.
-        step_timeout_s: How long a silent peer is waited for.
-        startup_timeout_s: How long the others may take to load the model.
+        step_timeout_s, startup_timeout_s: As `Peers`.
         prefill_options: Options of `LLM` for the prefill side, in the place of rank 0's.
 
     Raises:
         ConfigError: Not started by torchrun, or with fewer than two processes; ranks that serve different models, or
             pages of different shapes; or as `LLM`.
-        PeerLostError: In a prefill rank: rank 0 is gone. In rank 0: a peer did not come. (One that is lost later does
-            not end the block, and no request that it had; see `DecodeEngine`.)
+        PeerLostError: In a prefill rank: rank 0 is gone. In rank 0: a peer did not come.
     """
     rank, local_rank, world_size = place()
     if world_size < 2:
@@ -337,7 +315,7 @@ def disaggregated(
             yield None
             return
         tier = RemoteTier(llm.kv_cache, behind=getattr(llm.scheduler.cache, "tier", None))
-        channels = {worker: Channel(peers, worker, inbox, tier) for worker in range(1, world_size)}
+        channels = {worker: Channel(peers, worker, inbox) for worker in range(1, world_size)}
         engine = DecodeEngine(llm, {worker: channel.send for worker, channel in channels.items()}, inbox, tier)
         llm.engine = engine  # type: ignore[assignment]  # it has what an LLM uses of an Engine
         try:

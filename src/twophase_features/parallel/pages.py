@@ -24,9 +24,9 @@ def pack_layer(kv_cache: KVCache, layer: int, block_ids: Sequence[int]) -> list[
 def unpack_layer(
     kv_cache: KVCache, layer: int, parts: Sequence[UInt8[Tensor, "n ..."]], block_ids: Sequence[int | None]
 ) -> None:
-    """Write a layer's blocks into these blocks of a cache; blocks that go to None are dropped."""
+    """Write a layer's blocks, in host memory, into these blocks of a cache; blocks that go to None are left out."""
     rows = [row for row, block_id in enumerate(block_ids) if block_id is not None]
     targets = torch.tensor([block_ids[row] for row in rows], dtype=torch.int64, device=kv_cache.device)
     for pool, part in zip(kv_cache.storage, parts, strict=True):
         part = part if len(rows) == len(block_ids) else part[rows]
-        pool[layer].index_copy_(0, targets, part.view(pool.dtype))
+        pool[layer].index_copy_(0, targets, part.view(pool.dtype).to(kv_cache.device, non_blocking=True))

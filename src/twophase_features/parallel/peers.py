@@ -84,7 +84,7 @@ class Peers:
         traffic: The tensors, by the name of the method: 'all_reduce', 'all_gather', 'all_to_all', 'send', 'recv'.
 
     Args:
-        device: Where this rank computes; 'auto' is cuda:LOCAL_RANK where there is CUDA, else 'cpu'.
+        device: Where this rank computes; 'cuda' is cuda:LOCAL_RANK.
         step_timeout_s: How long a silent peer is waited for in the middle of a step.
         startup_timeout_s: How long the others may take to get here.
 
@@ -95,7 +95,7 @@ class Peers:
 
     def __init__(
         self,
-        device: str | torch.device = "auto",
+        device: str | torch.device,
         *,
         step_timeout_s: int | float = DEFAULT_STEP_TIMEOUT_S,
         startup_timeout_s: int | float = DEFAULT_STARTUP_TIMEOUT_S,
@@ -280,8 +280,6 @@ def place() -> tuple[int, int, int]:
 
 
 def _device(device: str | torch.device, local_rank: int) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
     if device.type != "cuda":
         return device

@@ -1,8 +1,7 @@
 """The prefill side: computes prompts, and sends their pages while the next layers are computed.
 
 A run sends the blocks that it fills, and known blocks that it continues. A page leaves by being copied into a buffer,
-so no block is kept for a transfer. If pages are to be sent again, the prompt comes again: what the prefix cache still
-has of it is not computed anew.
+so no block is kept for a transfer.
 """
 
 import time

@@ -1,45 +1,32 @@
-"""The KV tier of a decode engine: blocks that a prefill worker computed and sent wait here until they are loaded."""
+"""The KV tier of a decode engine: pages that a prefill worker computed and sent wait here until they are loaded."""
 
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, final
 
-import torch
-from jaxtyping import UInt8
-from torch import Tensor
-
 from twophase.cache.kv_cache import KVCache
-from twophase.core.plan import BlockCopy, BlockKey
-from twophase_features.offloading.host_memory import PinnedBlocks
+from twophase.core.plan import BlockKey
+from twophase_features.offloading.host_memory import default_num_blocks
 from twophase_features.offloading.tier import KVTier
+from twophase_features.parallel._protocol import Pages
 from twophase_features.parallel.pages import unpack_layer
 
 
 @dataclass(slots=True)
 class _Block:
-    """A block in host memory.
+    """How many prompts expect a block, and its pages that have come, by layer."""
 
-    Attributes:
-        num_owners: Prompts that expect it.
-        layers: The layers that have come.
-    """
-
-    place: int
     num_owners: int = 0
-    layers: set[int] = field(default_factory=set)
+    pages: dict[int, Pages] = field(default_factory=dict)
 
 
 @final
 class RemoteTier:
-    """A `KVTier` in host memory that another process fills.
+    """A `KVTier` that another process fills.
 
-    `expect` keeps room for a prompt's blocks, `receive` fills them layer by layer, and `drop` gives the room back. A
-    block is found by its key, once all its layers have come. Pages that are not expected (any more) are not written.
-    So pages that come late harm no other prompt, and pages that do not come are a miss: their tokens are computed.
-
-    `receive` may be called by another thread than the other methods.
+    `expect` keeps room for a prompt's blocks, `receive` keeps their pages as they come, and `drop` gives the room back.
+    A block is found by its key, once all its layers have come. Pages that are not expected (any more) are not kept. So
+    pages that come late harm no other prompt, and pages that do not come are a miss: their tokens are computed.
 
     Args:
         kv_cache: The blocks of the decode engine.
@@ -47,53 +34,36 @@ class RemoteTier:
         num_blocks: None: as many as `kv_cache` has, in at most a quarter of the free host memory.
 
     Raises:
-        ConfigError: The memory is not there.
+        ConfigError: Not even one block fits.
     """
 
     def __init__(self, kv_cache: KVCache, behind: KVTier | None = None, num_blocks: int | None = None) -> None:
-        self._device = kv_cache.device
-        self._blocks = PinnedBlocks(kv_cache, num_blocks)
-        self._behind = behind
-        self.num_blocks = self._blocks.num_blocks
-        self._free = list(range(self.num_blocks))
+        self._kv_cache, self._behind = kv_cache, behind
+        self.num_blocks = num_blocks or default_num_blocks(kv_cache.spec.bytes_per_block, kv_cache.num_blocks)
         self._expected: dict[BlockKey, _Block] = {}
-        self._lock = threading.Lock()
 
     # -- what comes
 
     def expect(self, keys: Sequence[BlockKey]) -> bool:
         """Keep room for a prompt's blocks until they are dropped; False, with nothing changed, if there is no room."""
-        with self._lock:
-            new = [key for key in keys if key not in self._expected]
-            if len(new) > len(self._free):
-                return False
-            self._expected |= {key: _Block(self._free.pop()) for key in new}
-            for key in keys:
-                self._expected[key].num_owners += 1
+        if len(self._expected.keys() | keys) > self.num_blocks:
+            return False
+        for key in keys:
+            self._expected.setdefault(key, _Block()).num_owners += 1
         return True
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """A prompt needs its expected blocks no longer. After the last prompt that expected a block, the block is
-        written no more, and its place is free."""
-        with self._lock:
-            for key in keys:
-                block = self._expected[key]
-                block.num_owners -= 1
-                if block.num_owners == 0:
-                    self._free.append(self._expected.pop(key).place)
+        """A prompt needs its expected blocks no longer; the last prompt that expected a block gives its room back."""
+        for key in keys:
+            self._expected[key].num_owners -= 1
+            if not self._expected[key].num_owners:
+                del self._expected[key]
 
-    def receive(self, keys: Sequence[BlockKey], layer: int, parts: Sequence[UInt8[Tensor, "n ..."]]) -> None:
-        """Write a layer of these blocks, as `pack_layer` gives it. If torch cannot (no memory for a copy, say), these
-        pages are missing, and that is all. Pages that are here stay as they are, for they may be loaded just now."""
-        with self._lock:
-            blocks = [self._expected.get(key) for key in keys]
-            new = [block if block is not None and layer not in block.layers else None for block in blocks]
-            if any(new):
-                with suppress(RuntimeError):
-                    places = [None if block is None else block.place for block in new]
-                    unpack_layer(self._blocks.host, layer, parts, places)
-                    for block in filter(None, new):
-                        block.layers.add(layer)
+    def receive(self, pages: Pages) -> None:
+        """Keep a layer of the blocks that are expected."""
+        for key in pages.keys:
+            if key in self._expected:
+                self._expected[key].pages.setdefault(pages.layer, pages)
 
     # -- as a KV tier
 
@@ -106,10 +76,10 @@ class RemoteTier:
 
     def load(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> int:
         num_here = self.num_here(keys)
-        places = [self._expected[key].place for key in keys[:num_here]]
-        self._blocks.restore(list(map(BlockCopy, places, block_ids)))
-        if self._device.type == "cuda":  # once dropped, a place is written by a thread that waits for no stream
-            torch.cuda.current_stream(self._device).synchronize()
+        target_of = dict(zip(keys[:num_here], block_ids, strict=False))
+        several = {id(pages): pages for key in target_of for pages in self._expected[key].pages.values()}
+        for pages in several.values():
+            unpack_layer(self._kv_cache, pages.layer, pages.parts, [target_of.get(key) for key in pages.keys])
         if self._behind is None or num_here == len(keys):
             return num_here
         return num_here + self._behind.load(keys[num_here:], block_ids[num_here:])
@@ -119,8 +89,6 @@ class RemoteTier:
 
     def num_here(self, keys: Sequence[BlockKey]) -> int:
         """How many of the first keys have come in all layers, without a gap."""
-        num_layers = self._blocks.host.spec.num_layers
-        with self._lock:
-            blocks = [self._expected.get(key) for key in keys]
-            is_here = [block is not None and len(block.layers) == num_layers for block in blocks]
-        return next((i for i, is_whole in enumerate(is_here) if not is_whole), len(keys))
+        num_layers = self._kv_cache.spec.num_layers
+        blocks = (self._expected.get(key) for key in keys)
+        return next((i for i, block in enumerate(blocks) if block is None or len(block.pages) < num_layers), len(keys))

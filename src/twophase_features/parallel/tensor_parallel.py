@@ -3,12 +3,10 @@
 Rank 0 is the engine: it schedules, samples and talks to the user. Before it computes anything it tells the others what;
 they wait for that in `_serve` and do the same with their own part. Inside the model the ranks meet twice
 per layer, to add up partial sums, and after it, where rank 0 collects the logits. With enable_expert_parallel tokens
-travel to the ranks that hold their experts in place of the second sum (expert_parallel.py). In the script itself
+travel to the ranks that hold their experts in place of the second sum (expert_parallel.py).
 
     with LLM(model, tensor_parallel_size=2) as llm:      # started by `torchrun --nproc-per-node 2 script.py`
-        print(llm.generate("..."))
-
-only rank 0 gets beyond the constructor: the other ranks serve in there, and exit when rank 0 closes.
+        print(llm.generate("..."))                       # only in rank 0: the others serve in the constructor, and exit
 
 When a rank is lost every request, running or new, ends with finish reason 'error' (a `PeerLostError`): start all ranks
 again. An exception in the middle of the model has the same end, because the ranks that go on computing would add up
@@ -34,7 +32,7 @@ from twophase.engine.engine import uninterrupted
 from twophase.engine.executor import Executor
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
-from twophase_features.offloading.host_memory import HostBlocks, PinnedBlocks
+from twophase_features.offloading.host_memory import HostBlocks, pinned_blocks
 from twophase_features.parallel.expert_parallel import ExpertParallel
 from twophase_features.parallel.peers import PeerLostError, Peers, place
 from twophase_features.parallel.sharding import Shard
@@ -61,15 +59,8 @@ class TensorParallelGroup(Executor):
     def join(
         cls, config: ModelConfig, size: int, device: torch.device, timeout_s: int | float, has_whole_experts: bool
     ) -> Executor:
-        """Join the other ranks, if `size` says that there are any.
-
-        Args:
-            has_whole_experts: The ranks share out experts, instead of cutting each (see `Shard`).
-
-        Raises:
-            ConfigError: torchrun started another number of processes; or see `Shard`, `Peers`.
-            PeerLostError: A rank did not come.
-        """
+        """Join the other ranks, if `size` says that there are any. Raises ConfigError if torchrun started another
+        number of processes, or as `Shard` and `Peers`."""
         Shard(config, 0, size, has_whole_experts)  # whatever is wrong with it should not cost a start of all ranks
         if size == 1:
             return Executor(config, device)
@@ -79,7 +70,7 @@ class TensorParallelGroup(Executor):
                 f"tensor_parallel_size {size} needs as many processes, and torchrun started {world_size}; "
                 f"make --nproc-per-node the same."
             )
-        peers = Peers(device.type if device.index is None else device, step_timeout_s=timeout_s)
+        peers = Peers(device, step_timeout_s=timeout_s)
         return cls(config, peers, has_whole_experts)
 
     def cut(self, name: str, tensor: Any) -> Any:
@@ -90,12 +81,7 @@ class TensorParallelGroup(Executor):
         return min(self.peers.gather(count, "all ranks to load their weights"))
 
     def run(self, runner: ModelRunner) -> Runner:
-        """The runner with which the engine runs steps. On other ranks than 0: serve until rank 0 closes, then exit.
-
-        Raises:
-            SystemExit: Not rank 0, and rank 0 has closed.
-            PeerLostError: Not rank 0, and a peer is lost.
-        """
+        """As `Executor.run`. Raises PeerLostError in another rank than 0 if a peer is lost."""
         if self.is_driver:
             return DriverRunner(runner, self.peers, self.shard)
         with self.peers:
@@ -125,7 +111,6 @@ class DriverRunner:
 
     @property
     def kv_cache(self) -> Never:
-        """Raises ConfigError: for a KV tier that reads blocks by itself, each rank has a part of them."""
         raise ConfigError(
             "with tensor_parallel_size > 1 each rank has a part of every block, and this kv_tier reads blocks of one "
             "process; use HostMemoryTier, which works with all ranks."
@@ -134,7 +119,7 @@ class DriverRunner:
     def host_blocks(self, num_blocks: int | None) -> HostBlocks:
         """Blocks in every rank's host memory, for a KV tier; None: as many as rank 0 has room for. Raises ConfigError
         if they do not fit. On another rank that ends the rank."""
-        own = PinnedBlocks(self._runner.kv_cache, num_blocks)
+        own = pinned_blocks(self._runner.kv_cache, num_blocks)
         self._tell("host_blocks", own.num_blocks)
         save, restore = partial(self._together, own.save, "save"), partial(self._together, own.restore, "restore")
         return HostBlocks(own.num_blocks, save, restore)
@@ -188,7 +173,7 @@ def _serve(runner: ModelRunner, peers: Peers) -> None:
     """Do what rank 0 says until it closes. Ctrl-C is rank 0's to handle: a worker ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     send_logits = partial(peers.send, dst=0, what="rank 0 to take the logits")
-    host_blocks: PinnedBlocks | None = None
+    host_blocks: HostBlocks | None = None
     while True:
         method, args = peers.wait_for_call(0, "work")
         match method:
@@ -201,6 +186,6 @@ def _serve(runner: ModelRunner, peers: Peers) -> None:
             case "copy_blocks":
                 runner.copy_blocks(*args)
             case "host_blocks":
-                host_blocks = PinnedBlocks(runner.kv_cache, *args)
+                host_blocks = pinned_blocks(runner.kv_cache, *args)
             case _:  # save, restore
                 getattr(host_blocks, method)(*args)

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
@@ -28,9 +27,8 @@ class RequestStream:
     Attributes:
         arrival_s, deadline_s: On the engine's clock.
         abort: Ends the request before the next step, if it is unfinished, without further events.
-        is_accepted: The engine has accepted the request, and its statistics count it.
-        is_scheduled: A step has computed a part of it.
-        notice: Set after an event.
+        is_accepted, is_scheduled: Whether the engine's statistics count it, and whether a step has computed a part of
+            it. Set by the engine's thread, which sets nothing else here.
     """
 
     def __init__(
@@ -45,27 +43,17 @@ class RequestStream:
         self.arrival_s = time.monotonic()
         self.deadline_s = None if limit_s is None else self.arrival_s + limit_s
         self.loop = asyncio.get_running_loop()
-        self.abort: Callable[[], None] = lambda: None  # set by the thread that runs the request
+        self.abort: Callable[[], None] = lambda: None  # set when the engine's thread takes the request
         self.is_accepted = self.is_scheduled = False
-        self._newest: deque[RequestOutput] = deque(maxlen=1)  # taking and replacing it are atomic
+        self._newest: RequestOutput | None = None
         self._error: Exception | None = None
         self._is_over = False
-        self.notice = asyncio.Event()
-
-    def put(self, event: Event) -> None:
-        """Called by the engine's thread, which then has `notice` set in the event loop."""
-        if event is None:
-            self.is_accepted = True
-        elif isinstance(event, Exception):
-            self._error = event
-        else:
-            self._newest.append(event)
+        self._notice = asyncio.Event()  # set after an event
 
     async def accepted(self) -> None:
         """Wait until the engine has accepted the request; raises the error with which the engine refused it."""
         await self._until(lambda: self.is_accepted or self._error is not None)
         if not self.is_accepted and self._error is not None:
-            self._is_over = True
             raise self._error
 
     def __aiter__(self) -> "RequestStream":
@@ -74,35 +62,41 @@ class RequestStream:
     async def __anext__(self) -> RequestOutput:
         if self._is_over:
             raise StopAsyncIteration
-        await self._until(lambda: bool(self._newest) or self._error is not None)
-        if self._newest:
-            output = self._newest.popleft()
-            self._is_over = output.finished
-            return output
-        assert self._error is not None
-        self._is_over = True
-        raise self._error
+        await self._until(lambda: self._newest is not None or self._error is not None)
+        output, self._newest = self._newest, None
+        self._is_over = output is None or output.finished
+        if output is None:
+            assert self._error is not None
+            raise self._error
+        return output
 
     async def _until(self, is_there: Callable[[], bool]) -> None:
         while not is_there():
-            self.notice.clear()
-            await self.notice.wait()
+            self._notice.clear()
+            await self._notice.wait()
+
+    def put(self, event: Event) -> None:
+        """Called in the event loop that asked."""
+        if isinstance(event, Exception):
+            self._error = event
+        elif event is not None:
+            self._newest = event
+        self._notice.set()
 
 
 def deliver(events: Iterable[tuple[RequestStream, Event]]) -> None:
-    """Pass events on to their event loops, with one call per loop."""
-    of_loop: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
+    """Pass events on to their event loops, with one call per loop: a call wakes the loop, and costs a step time."""
+    of_loop: dict[asyncio.AbstractEventLoop, list[tuple[RequestStream, Event]]] = {}
     for stream, event in events:
-        stream.put(event)
-        of_loop.setdefault(stream.loop, []).append(stream)
-    for loop, streams in of_loop.items():
+        of_loop.setdefault(stream.loop, []).append((stream, event))
+    for loop, its_events in of_loop.items():
         try:
-            loop.call_soon_threadsafe(_notice_all, streams)
+            loop.call_soon_threadsafe(_put_all, its_events)
         except RuntimeError:  # the event loop has ended, and with it the waiting task
-            for stream in streams:
+            for stream, _ in its_events:
                 stream.abort()
 
 
-def _notice_all(streams: Iterable[RequestStream]) -> None:
-    for stream in streams:
-        stream.notice.set()
+def _put_all(events: Iterable[tuple[RequestStream, Event]]) -> None:
+    for stream, event in events:
+        stream.put(event)

@@ -11,25 +11,12 @@ blocks filled by other engines.
 A sliding window frees blocks that the draft model may not have read yet, so the two do not go together.
 """
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import final
 
-import torch
-
-from twophase.cache.kv_cache import KVCacheSpec, spec_from_option
-from twophase.config import EngineConfig
-from twophase.core.errors import ConfigError
 from twophase.core.plan import ScheduledChunk, StepPlan
 from twophase.engine.runner import ModelRunner
 from twophase.engine.sampler import SamplingError, sample
-from twophase.model.config import ModelConfig, load_config
-from twophase.model.llama import LlamaModel, attention_spec
-from twophase.model.machine import make_backend, resolve_dtype
-from twophase.model.tokenizer import Tokenizer
-from twophase.model.weights import load_weights
-from twophase_features.model_store.prepare import resolve_model
 from twophase_features.speculation.drafter import DraftRequest
 
 
@@ -112,73 +99,3 @@ class DraftModelDrafter:
         end = chunk.start + len(chunk.token_ids)
         for i in range(chunk.start // self._block_size, -(-end // self._block_size)):
             self._num_held[chunk.block_ids[i]] = min(self._block_size, end - i * self._block_size)
-
-
-def open_draft_model(
-    name: str,
-    engine: EngineConfig,
-    target: ModelConfig,
-    target_tokenizer: Tokenizer | None,
-    device: torch.device,
-    max_model_len: int,
-    is_windowed: bool,
-) -> tuple[LlamaModel, KVCacheSpec]:
-    """The draft model, and its cache's spec (never quantised).
-
-    Args:
-        engine: Its dtype, attention backend and block size are the draft model's too.
-        is_windowed: Whether the target has a sliding window.
-
-    Raises:
-        ModelFolderError: The model is missing, broken or not supported.
-        ConfigError: It has another vocabulary than the target, or too few positions; the target has a sliding window;
-            or an option is invalid.
-    """
-    if is_windowed:
-        raise ConfigError(
-            "a draft model reads the target model's blocks late, when the target's sliding window may have freed them; "
-            "use n-gram drafts (leave out `model`)."
-        )
-    folder = resolve_model(name)
-    config = load_config(folder)
-    _check_vocabulary(folder, config, target, target_tokenizer)
-    if config.max_position_embeddings < max_model_len:
-        raise ConfigError(
-            f"The draft model {name} has {config.max_position_embeddings} positions, and sequences may have "
-            f"{max_model_len} tokens; lower max_model_len, or use another draft model."
-        )
-    if config.is_mixed:
-        raise ConfigError(
-            f"The draft model {name} has layers of different kinds, which need blocks of their own; a draft model "
-            f"shares the target model's blocks. Use a draft model whose layers all see the same keys."
-        )
-    torch_dtype = resolve_dtype(engine.dtype, config, device)
-    spec = spec_from_option(
-        "auto",
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=engine.block_size,
-        model_dtype=torch_dtype,
-    )
-    backend_name = engine.attention_backend if isinstance(engine.attention_backend, str) else "auto"
-    backend = make_backend(
-        backend_name, attention_spec(config), device=device, dtype=torch_dtype, block_size=engine.block_size
-    )
-    model = LlamaModel(config, load_weights(folder, config, torch_dtype, device), backend, max_model_len)
-    return model, spec
-
-
-def _check_vocabulary(folder: Path, config: ModelConfig, target: ModelConfig, tokenizer: Tokenizer | None) -> None:
-    if config.vocab_size != target.vocab_size:
-        raise ConfigError(
-            f"A draft model must have the target model's vocabulary: {folder.name} has "
-            f"{config.vocab_size} tokens, the model {target.vocab_size}. Use a smaller model of the same family."
-        )
-    tokenizers = () if tokenizer is None else (tokenizer, Tokenizer.from_folder(folder))
-    vocabularies = [json.loads(each.to_json())["model"]["vocab"] for each in tokenizers]
-    if vocabularies and vocabularies[0] != vocabularies[1]:
-        raise ConfigError(
-            f"A draft model must have the target model's vocabulary: both have {config.vocab_size} "
-            f"tokens, but the tokenizer of {folder.name} numbers them differently. Use a model of the same family."
-        )

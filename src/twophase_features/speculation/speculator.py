@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 
 @final
 class GatedSpeculator:
-    """Puts drafts of any drafter into a step's plan, for the model to verify. The engine calls `draft`, `note_results`
-    and `forget`, which do not raise.
+    """Puts drafts of any drafter into a step's plan, for the model to verify. Its methods do not raise: a drafter's
+    exceptions and invalid drafts cost time and do not change outputs.
 
     Args:
-        drafter: Proposes tokens. Its exceptions and invalid drafts cost time and do not change outputs.
+        drafter: Proposes tokens.
         max_drafts: Drafts a sequence may have in a step.
         gate: Decides whether drafting pays; None: always draft.
 
@@ -37,43 +37,31 @@ class GatedSpeculator:
         self.gate = gate
         self.num_drafted: Counter[int] = Counter()
         self.num_accepted: Counter[int] = Counter()
-        self._knows_plan = False
         self._has_complained = False
-
-    @property
-    def num_wanted(self) -> int:
-        """Drafts wanted of each decode in the next step: 0 while drafting does not pay."""
-        return self.max_drafts if self.gate is None or self.gate.is_drafting else 0
 
     def draft(
         self, plan: StepPlan, scheduler: Scheduler, entry_of: Callable[[ScheduledChunk], BatchEntry], vocab_size: int
     ) -> StepPlan:
-        """The plan with drafts, as far as there is room for them."""
-        plan = with_room(plan, scheduler, self.num_wanted)
-        self.note_plan(plan)
-        requests = [_request(entry_of(chunk), vocab_size) for chunk in plan.decodes if chunk.num_drafts]
-        drafts = zip(requests, self.propose(requests), strict=True)
-        return with_drafts(plan, scheduler, {request.chunk.seq_id: tokens for request, tokens in drafts if tokens})
-
-    def note_plan(self, plan: StepPlan) -> None:
+        """The plan with drafts, as far as there is room for them, for sequences on which the drafter does not fail;
+        without drafts while drafting does not pay."""
+        is_drafting = self.gate is None or self.gate.is_drafting
+        plan = with_room(plan, scheduler, self.max_drafts if is_drafting else 0)
         try:
             self.drafter.note_plan(plan)
-            self._knows_plan = True
-        except Exception as error:
-            self._knows_plan = False
+        except Exception as error:  # what it proposed then might be for other blocks
             self._complain(error)
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        """Valid drafts; [] for requests on which the drafter fails, and for all if it failed on the plan."""
-        if not self._knows_plan:
-            return [[]] * len(requests)
-        proposals = isolate(self._propose, requests)
-        for proposal in proposals:
+            return with_drafts(plan, scheduler, {})
+        requests = [_request(entry_of(chunk), vocab_size) for chunk in plan.decodes if chunk.num_drafts]
+        drafts: dict[int, list[int]] = {}
+        for request, proposal in zip(requests, isolate(self._propose, requests), strict=True):
             if isinstance(proposal, Exception):
                 self._complain(proposal)
-        return [[] if isinstance(proposal, Exception) else proposal for proposal in proposals]
+            elif proposal:
+                drafts[request.chunk.seq_id] = proposal
+        return with_drafts(plan, scheduler, drafts)
 
     def _propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        """Valid drafts for each request."""
         proposals = self.drafter.propose(requests)
         if len(proposals) != len(requests):
             raise ValueError(f"{len(requests)} requests for drafts got {len(proposals)} answers.")

@@ -36,10 +36,6 @@ class SlidingWindow:
         num_sink_blocks = -(-self.num_sinks // block_size)
         return range(num_sink_blocks, max(num_sink_blocks, (num_tokens + 1 - self.window) // block_size))
 
-    def num_tokens_to_free(self, index: int, block_size: int) -> int:
-        """Tokens that a sequence must have computed for block `index`, which holds no sink, to be freed."""
-        return (index + 1) * block_size + self.window - 1
-
     def max_blocks(self, block_size: int) -> int:
         """The most blocks of a sequence while it computes a token, or a chunk that does not cross a block's end.
 

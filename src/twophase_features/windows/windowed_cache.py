@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twophase.cache.manager import NEVER, BlockTable, CacheManager
+from twophase.cache.manager import BlockTable, CacheManager
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 from twophase.core.plan import BlockCopy, BlockKey
 from twophase_features.offloading.tier import KVTier
@@ -21,13 +21,9 @@ class WindowedTable(BlockTable):
 
     Attributes:
         first_kept: Logical blocks before it are FREED in the groups that see a window, unless they hold a sink.
-        free_at: Computed tokens at which the logical block `first_kept` is freed.
-        num_reserved_tokens: Tokens up to which the table may grow whatever others take.
     """
 
     first_kept: int = 0
-    free_at: int = NEVER
-    num_reserved_tokens: int = 0
 
     @property
     def held_blocks(self) -> list[int]:
@@ -81,15 +77,14 @@ class WindowedCache(CacheManager):
         self.description = f", window {window.window}, sinks {window.num_sinks}"
         self.description += f", {self.num_groups} groups of layers" if self.num_groups > 1 else ""
         self._prefixes = WindowedPrefixes(block_size, window, self.sees_all)
-        self._filling: set[WindowedTable] = set()  # tables with a reservation
+        self._filling: dict[WindowedTable, int] = {}  # tables with a reservation, and up to which token it goes
 
     # -- counting
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that are free and not reserved. Below 0 after a hit of blocks that a prefill counts on."""
-        for table in [table for table in self._filling if table.num_tokens >= table.num_reserved_tokens]:
-            self._end_reservation(table)
+        self._filling = {table: end for table, end in self._filling.items() if table.num_tokens < end}
         return self._pool.num_free - sum(sum(self._reserved(table)) for table in self._filling)
 
     def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
@@ -145,22 +140,21 @@ class WindowedCache(CacheManager):
 
     def _reserved(self, table: Any) -> list[int]:
         """A table's reservation in each group."""
-        return self._to_come(table, max(table.num_reserved_tokens, table.num_tokens))
+        return self._to_come(table, max(self._filling.get(table, 0), table.num_tokens))
 
     # -- the life of a table
 
     def open(
         self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
     ) -> BlockTable:
-        table = super().open(token_ids, salt, count_in_stats, keys)
-        self._note_freed(table, self.window.freed_blocks(table.num_cached_tokens, self.block_size).stop)
+        table: Any = super().open(token_ids, salt, count_in_stats, keys)
+        table.first_kept = self.window.freed_blocks(table.num_cached_tokens, self.block_size).stop
         return table
 
     def reserve(self, table: Any, num_tokens: int) -> None:
         """The table may grow to `num_tokens` chunk by chunk, as the class says. It takes no block yet."""
         self._require_free(self.num_blocks_needed(table, num_tokens))
-        table.num_reserved_tokens = num_tokens
-        self._filling.add(table)
+        self._filling[table] = num_tokens
 
     def _grow_by_blocks(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
         self._require_free(_beyond(self._reserved(table), self._num_logical_blocks(table, num_tokens)))
@@ -177,24 +171,24 @@ class WindowedCache(CacheManager):
     def publish(self, table: Any, token_ids: Sequence[int], num_computed: int) -> None:
         """As `CacheManager`; then give up the blocks that no query from position `num_computed` on sees."""
         super().publish(table, token_ids, num_computed)
-        if num_computed < table.free_at:
+        end = self.window.freed_blocks(num_computed, self.block_size).stop
+        if end <= table.first_kept:
             return
         self._require_computed(table, token_ids, num_computed)
-        end = self.window.freed_blocks(num_computed, self.block_size).stop
         for index in self._in_window(range(table.first_kept, end)):
             block_id, table.block_ids[index] = table.block_ids[index], FREED
             # The block that left the window first is evicted first.
             self._pool.release(block_id, is_cached=block_id in self._prefixes)
-        self._note_freed(table, end)
+        table.first_kept = end
 
     def fork(self, table: Any) -> BlockTable:
         """As `CacheManager`. Neither table has a reservation afterwards: a prompt that forks is computed."""
-        self._end_reservation(table)
+        self._filling.pop(table, None)
         return super().fork(table)
 
     def close(self, table: Any) -> None:
         super().close(table)
-        self._end_reservation(table)
+        self._filling.pop(table, None)
 
     # -- reports
 
@@ -219,13 +213,6 @@ class WindowedCache(CacheManager):
         """Where a table has the blocks of these logical blocks, of the groups that see a window."""
         groups = [group for group, sees_all in enumerate(self.sees_all) if not sees_all]
         return [index * self.num_groups + group for index in logical for group in groups]
-
-    def _note_freed(self, table: Any, first_kept: int) -> None:
-        table.first_kept, table.free_at = first_kept, self.window.num_tokens_to_free(first_kept, self.block_size)
-
-    def _end_reservation(self, table: Any) -> None:
-        table.num_reserved_tokens = 0
-        self._filling.discard(table)
 
     def _require_free(self, num_blocks: int) -> None:
         if num_blocks > self.num_free_blocks:

@@ -19,7 +19,7 @@ from twophase.core.plan import BlockCopy
 from twophase.core.request import Request, RequestOutput
 from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
-from twophase_features.offloading.host_memory import PinnedBlocks
+from twophase_features.offloading.host_memory import HostBlocks, pinned_blocks
 from twophase_features.offloading.tier import KVTier
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_labs.kit.draw import row_of_axes
@@ -104,11 +104,11 @@ class OwnTier(KVTier):
 
     def __init__(self, index: Any, num_blocks: int) -> None:
         self._index, self._num_blocks = index, num_blocks
-        self._blocks: PinnedBlocks | None = None  # none in a simulation
+        self._blocks: HostBlocks | None = None  # none in a simulation
         self.num_loaded = 0
 
     def attach(self, runner: Any) -> None:
-        self._blocks = PinnedBlocks(runner.kv_cache, self._num_blocks)
+        self._blocks = pinned_blocks(runner.kv_cache, self._num_blocks)
 
     def match(self, keys: Sequence[Any]) -> int:
         return len(self._index.match(keys))
