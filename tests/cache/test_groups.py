@@ -1,12 +1,10 @@
 """Layers of different kinds in the cache: which layers share blocks, and blocks of each group. Run on mutants as well."""
 
-import pytest
 import torch
 
-from tests.cache.shadow import keys_of, snapshot
+from tests.cache.shadow import keys_of
 from tests.cache.test_invariants import computed
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.core.errors import OutOfBlocksError
 from twophase_features.windows import layer_groups as groups_module
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
@@ -67,23 +65,6 @@ def test_pages_of_groups():
     assert KVCache(KVCacheSpec(3, 2, 8, 4, torch.float32), 5, torch.device("cpu")).num_groups == 1
 
 
-def test_a_place_takes_a_block_of_each_group(new_cache):
-    cache = new_cache(12, 4, window=SlidingWindow(6), sees_all=SEES_ALL)
-    table = cache.open([1] * 9)
-    assert cache.num_blocks_needed(table, 9) == 9
-    cache.grow(table, 9)
-    assert len(set(table.block_ids)) == 9
-    assert cache.num_in_use_by_kind() == {"full": 3, "sliding": 6}
-    assert (cache.stats().num_slots_in_use, cache.stats().num_in_use) == (27, 9)
-    before = snapshot(cache)
-    with pytest.raises(OutOfBlocksError):
-        cache.grow(table, 17)
-    assert snapshot(cache) == before
-    cache.grow(table, 11)
-    cache.truncate(table, 8)
-    assert cache.num_in_use_by_kind() == {"full": 2, "sliding": 4}
-
-
 def test_only_groups_that_see_a_window_free(new_cache):
     cache = new_cache(40, 4, window=SlidingWindow(6), sees_all=SEES_ALL)
     table = computed(cache, list(range(17)))
@@ -93,30 +74,6 @@ def test_only_groups_that_see_a_window_free(new_cache):
     assert cache.num_in_use_by_kind() == {"full": 5, "sliding": 4}
     cache.fork(table)
     assert cache.num_in_use_by_kind() == {"full": 5, "sliding": 4}, "shared blocks count once"
-
-
-def test_what_is_needed_is_all_for_one_kind_and_a_window_for_the_other(new_cache):
-    window = SlidingWindow(6)
-    cache = new_cache(100, 4, window=window, sees_all=SEES_ALL)
-    most = window.max_blocks(4)
-    assert most == 3
-    table = cache.open([1] * 80)
-    assert cache.num_blocks_needed(table, 80) == 20 + 2 * most
-    assert cache.num_blocks_needed(table, 8) == 2 + 2 * 2
-    cache.reserve(table, 80)
-    assert cache.num_free_blocks == 100 - 20 - 2 * most
-    assert cache.num_blocks_needed(table, 80) == 0, "it is reserved"
-    assert cache.room(table, 80, 0) == 4 * most
-    assert cache.room(table, 80, 5) == 4 * (most + 2), "two groups share five free blocks"
-    cache.grow(table, 6)
-    assert cache.num_free_blocks == 100 - 20 - 2 * most, "taken from the reservation"
-    assert cache.room(table, 80, 0) == 4 * 3
-    fork = cache.fork(table)
-    assert cache.num_blocks_needed(table, 7) == 3, "copies of the tails"
-    assert cache.num_blocks_needed(table, 80) == 19 + 2 * most
-    assert cache.room(table, 80, 9) == 4 * (2 + 3 - 1)
-    cache.close(fork)
-    assert cache.num_blocks_needed(table, 80) == 18 + 2 * (most - 2)
 
 
 def test_a_hit_is_there_in_every_group(new_cache):

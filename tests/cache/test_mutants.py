@@ -11,7 +11,6 @@ from tests.cache import test_groups, test_invariants, test_kv_cache, test_manage
 from tests.cache.histories import random_history
 from tests.cache.plain import plain_manager_class
 from tests.mutation import KillTable, Mutant, is_killed
-from twophase.cache.manager import CacheManager
 
 POOL, PREFIX, MANAGER, TENSORS = (
     f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "manager", "kv_cache")
@@ -205,9 +204,6 @@ def check_bookkeeping(variant: ModuleType) -> None:
         run_named(random_history, new_cache, seed, name="shadow-KV oracle")
     for check in named_checks():
         run_named(check, new_cache, name=check.__name__)
-    for num_tokens, num_cached_tokens in ((4, 0), (5, 4), (8, 4), (9, 8)):
-        check = test_invariants.test_invariant_04_something_is_always_computed
-        run_named(check, new_cache, num_tokens, num_cached_tokens, name=check.__name__)
 
 
 def check_tensors(variant: ModuleType) -> None:
@@ -226,50 +222,25 @@ def run_named(check: Callable, *args, name: str) -> None:
         raise AssertionError(f"{name}: {str(error) or type(error).__name__}") from error
 
 
-@pytest.mark.mutants
-@pytest.mark.parametrize("mutant", [Mutant(*row) for row in BOOKKEEPING_MUTANTS], ids=lambda mutant: mutant.name)
-def test_bookkeeping_mutants_are_killed(mutant):
-    KillTable.record(mutant, check_bookkeeping)
+TABLES = [
+    *((Mutant(*row), check_bookkeeping) for row in BOOKKEEPING_MUTANTS),
+    *((Mutant(name, TENSORS, *row), check_tensors) for name, *row in TENSOR_MUTANTS),
+    *((Mutant(name, GROUPS, *row), test_groups.check_groups) for name, *row in GROUP_MUTANTS),
+]
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize("mutant", [Mutant(n, TENSORS, *r) for n, *r in TENSOR_MUTANTS], ids=lambda mutant: mutant.name)
-def test_tensor_mutants_are_killed(mutant):
-    KillTable.record(mutant, check_tensors)
+@pytest.mark.parametrize(("mutant", "check"), TABLES, ids=[mutant.name for mutant, _ in TABLES])
+def test_mutants_are_killed(mutant, check):
+    KillTable.record(mutant, check)
 
 
-@pytest.mark.mutants
-@pytest.mark.parametrize("mutant", [Mutant(n, GROUPS, *r) for n, *r in GROUP_MUTANTS], ids=lambda mutant: mutant.name)
-def test_group_mutants_are_killed(mutant):
-    KillTable.record(mutant, test_groups.check_groups)
+BOOKKEEPING = (POOL, PREFIX, MANAGER, WINDOW, CACHE, HITS, TRANSFERS)
+CHECKS = dict.fromkeys(BOOKKEEPING, check_bookkeeping) | {TENSORS: check_tensors, GROUPS: test_groups.check_groups}
 
 
-@pytest.mark.parametrize(
-    ("module", "check"),
-    [
-        (POOL, check_bookkeeping),
-        (PREFIX, check_bookkeeping),
-        (MANAGER, check_bookkeeping),
-        (WINDOW, check_bookkeeping),
-        (CACHE, check_bookkeeping),
-        (HITS, check_bookkeeping),
-        (TRANSFERS, check_bookkeeping),
-        (TENSORS, check_tensors),
-        (GROUPS, test_groups.check_groups),
-    ],
-)
+@pytest.mark.parametrize(("module", "check"), CHECKS.items())
 def test_a_mutant_that_changes_nothing_survives(module, check):
     """The checks kill for the bug's sake, not because a mutant's classes are others than the original's."""
     first_line = importlib.import_module(module).__doc__.splitlines()[0]
     assert is_killed(Mutant("nothing", module, first_line, "Not a bug."), check) is None
-
-
-def test_a_mutant_that_can_not_be_planted_is_not_killed():
-    with pytest.raises(ValueError, match=r"occurs 0 times in block_pool\.py"):
-        is_killed(Mutant("text that is gone", POOL, "no line of the pool", "pass"), lambda variant: None)
-
-
-def test_the_class_under_test_is_the_mutant():
-    mutant = Mutant("full hit allowed", MANAGER, "(len(token_ids) - 1) // self.block_size", "1")
-    assert type(plain_manager_class(mutant.load())(1, 1)).__module__.endswith("__mutant_full_hit_allowed")
-    assert type(plain_manager_class()(1, 1)).__module__ != CacheManager.__module__

@@ -15,9 +15,9 @@ import torch
 
 from ptx_emulator import CompilingProcess
 from ptx_emulator.compiled_code import kv_buffer_depth, loop_instructions, matrix_loops
-from ptx_emulator.targets import TARGETS, CompileOnlyDriver, compiler_environment
+from ptx_emulator.targets import TARGETS, CompileOnlyDriver
 from tests.kernels.aot import CompiledReport, compile_configs, compile_in_subprocess
-from tests.kernels.production import AotConfig, MetaLayer, MetaLinear
+from tests.kernels.production import AotConfig, MetaLayer, MetaLinear, meta
 from tests.kernels.production import production_configs as all_production_configs
 from twophase_kernels._triton import tl, triton
 from twophase_kernels.attend_range import Tiles
@@ -65,6 +65,7 @@ MATRIX = {
 
 @pytest.fixture(scope="module")
 def compiling():
+    """A process of its own: its driver launches nothing."""
     with CompilingProcess() as process:
         yield process
 
@@ -150,13 +151,6 @@ def test_every_third_configuration():
     )
 
 
-def test_the_sample_exists():
-    names = {module: {config.name for config in configs} for module, configs in all_production_configs().items()}
-    for module, sample in SAMPLE.items():
-        assert set(sample) <= names[module]
-    assert all(len(configs) == len(names[module]) for module, configs in all_production_configs().items())
-
-
 def compiled(target, **launches):
     """{name: (shared bytes, problems)} of launches on tensors without storage; runs in the process that compiles."""
     found = {}
@@ -167,61 +161,48 @@ def compiled(target, **launches):
     return found
 
 
-def meta(*shape, dtype=torch.bfloat16):
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
 def prefill(dtype, heads, head_dim, chunk, tiles=None):
-    args = MetaLayer(dtype, *heads, head_dim, page=64).inputs(4, 4 * chunk).args
+    args, _ = MetaLayer(dtype, *heads, head_dim, page=64).inputs(4, 4 * chunk)
     paged_prefill(*args, meta(5, dtype=torch.int32), max_query_len=chunk, scale=0.1, tiles=tiles)
 
 
 def bad_tiles():
+    """A loop that is not pipelined; tiles whose registers spill; fp32 that Triton 3.7 gives to Blackwell's TF32 unit."""
+    layer = MetaLinear(torch.float32, 16)
+
+    def linear(tiles):
+        scales = meta(32, 4096, dtype=torch.float32)
+        return lambda: quantized_linear(layer.x(), layer.packed(4), scales, num_splits=1, tiles=tiles)
+
     def launch(*tiles):
         return lambda: prefill(torch.bfloat16, (32, 8), 128, 128, Tiles(*tiles))
 
-    return compiled("sm_90", too_large=launch(128, 128, 4, 3), one_stage=launch(128, 64, 8, 1))
+    hopper = compiled("sm_90", too_large=launch(128, 128, 4, 3), one_stage=launch(128, 64, 8, 1))
+    wide = LinearTiles(64, 16, 128, 4, 3)
+    return hopper | compiled("sm_100", wide_fp32=linear(wide), fp32=linear(None))
 
 
 @pytest.mark.full
 def test_bad_tiles_are_noticed(compiling):
-    """The negative control: tiles that spill, and a loop that is not pipelined, are reported as such."""
     problems = {name: problems for name, (_, problems) in compiling.call(bad_tiles).items()}
     assert any(problem.startswith("spills ") for problem in problems["too_large"])
     assert any(problem.startswith("K/V buffers: 0") for problem in problems["one_stage"])
     assert "no 16-byte asynchronous copies" in problems["one_stage"]
-
-
-def fp32_linears():
-    def launch(tiles):
-        layer = MetaLinear(torch.float32, 16)
-        return lambda: quantized_linear(layer.x(), layer.packed(4), layer.empty(32, 4096), num_splits=1, tiles=tiles)
-
-    return compiled("sm_100", wide=launch(LinearTiles(64, 16, 128, 4, 3)), as_it_is=launch(None))
-
-
-@pytest.mark.full
-def test_tf32_is_noticed(compiling):
-    """Triton 3.7 takes Blackwell's matrix unit for fp32, whatever precision is asked for, where a tile is large enough."""
-    found = compiling.call(fp32_linears)
-    assert {name: problems for name, (_, problems) in found.items()} == {
-        "wide": ["fp32 products in TF32"],
-        "as_it_is": [],
-    }
+    assert problems["wide_fp32"] == ["fp32 products in TF32"]
+    assert problems["fp32"] == []
 
 
 def large_heads():
-    def decode(dtype):
-        paged_decode(*MetaLayer(dtype, 16, 1, 256, page=64).inputs(4, 4).args, scale=0.1, num_splits=1)
-
+    bf16, fp32 = torch.bfloat16, torch.float32
+    decode_args, _ = MetaLayer(fp32, 16, 1, 256, page=64).inputs(4, 4)
     found = compiled(
         "sm_86",
-        bf16_prefill=lambda: prefill(torch.bfloat16, (16, 1), 256, 2048),
-        fp32_prefill=lambda: prefill(torch.float32, (16, 1), 256, 2048),
-        fp32_decode=lambda: decode(torch.float32),
+        bf16_prefill=lambda: prefill(bf16, (16, 1), 256, 2048),
+        fp32_prefill=lambda: prefill(fp32, (16, 1), 256, 2048),
+        fp32_decode=lambda: paged_decode(*decode_args, scale=0.1, num_splits=1),
     )
     try:
-        compiled("sm_86", keys_32=lambda: prefill(torch.bfloat16, (16, 1), 256, 2048, Tiles(64, 32, 8, 3)))
+        compiled("sm_86", keys_32=lambda: prefill(bf16, (16, 1), 256, 2048, Tiles(64, 32, 8, 3)))
     except triton.runtime.errors.OutOfResources as error:
         return found, error.required
 
@@ -356,13 +337,6 @@ def test_command_line_prints_the_table_and_fails_on_a_problem():
     (row,) = [row.split() for row in rows if "silu_mul_kernel" in row]
     assert row[-3:-1] == ["-", "-"], "it has no loop over keys"
     assert row[:4] == ["sm_80", "silu_mul_kernel", "fp16", "1536"]
-
-
-def test_interpreter_process_says_it_cannot_compile():
-    code = "from tests.kernels.aot import compile_configs; compile_configs('sm_90', [])"
-    env = compiler_environment("") | {"TRITON_INTERPRET": "1"}
-    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert "needs one started without TRITON_INTERPRET" in result.stderr
 
 
 TTGIR = """

@@ -80,15 +80,6 @@ def test_a_token_that_is_not_finite_is_loud(value):
     assert y[[0, 2]].isfinite().all()
 
 
-def test_the_error_of_quantising():
-    """Of a product of normal numbers, e4m3 on both sides: 2^-4 at most of each factor, and by far less on average."""
-    rng = generator(0)
-    x, w = torch.randn(16, 512, generator=rng).to(HERE), torch.randn(64, 512, generator=rng).to(HERE)
-    y = fp8_linear(*quantise_tokens(x), *quantise_tokens(w), dtype=torch.float32)
-    want = x.double() @ w.double().T
-    assert 0.01 < (y - want).norm() / want.norm() < 0.06
-
-
 def test_the_reference():
     args = layer("fp8", num_inputs=64)
     bias = torch.arange(20.0, device=HERE)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.kernels.cases import DTYPES
 from tests.kernels.covering import selected
 from tests.kernels.linear_cases import LinearPoint, check_linear, make_codes, sample_points
 from twophase_kernels import quantized_linear as module
@@ -21,17 +20,6 @@ SAMPLE = sample_points(70)
 )
 def test_ragged(point):
     check_linear(module, point)
-
-
-# SmolLM2's layers: qkv, output, down; some rows of the vocabulary.
-SMOLLM2 = ((960, 576), (576, 576), (576, 1536), (2051, 576))
-
-
-@pytest.mark.parametrize(("shape", "group"), selected(SMOLLM2, (32, 64, 0), strength=1))
-def test_smollm2(shape, group):
-    dtype = DTYPES[1]
-    check_linear(module, LinearPoint(3, *shape, group, group == 32, dtype, num_splits=1, tiles=None))
-    check_linear(module, LinearPoint(1, *shape, group, False, dtype, num_splits=2, tiles=None))
 
 
 @pytest.mark.parametrize(("num_splits", "group"), selected((1, 2, 3, 4, 5, 9, 16), (32, 0), strength=1))
