@@ -307,12 +307,10 @@ def test_matrices(check):
 @pytest.mark.parametrize(
     "line",
     [
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r1,%r2,%r3,%r4}, {%r1,%r2,%r3,%r4}, {%r1,%r2}, {%r1,%r2,%r3,%r4};",
         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r1,%r2,%r3,%r4}, {%r1,%r2,%r3,%r4}, {%r1,%r2}, {%r1,%r2,%r3,%r4};",
         "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 0, 1, 1;",
         PRODUCT.replace("0, 1, 1", "0, -1, 1"),
         "ldmatrix.sync.aligned.m8n16.x1.shared.b8 {%r1}, [%r1];",
-        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 64;",
     ],
 )
 def test_forms_that_are_not_covered(line):

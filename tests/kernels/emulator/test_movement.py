@@ -103,12 +103,9 @@ def test_movement(check):
     ("line", "message"),
     [
         ("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier [%r1], [%rd1, {%r2, %r3}], [%r4];", "TMA"),
-        ("cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];", "TMA"),
         ("mbarrier.init.shared::cta.b64 [%r1], 1;", "mbarrier"),
         ("ld.local.b32 %r1, [%rd1];", "of global and shared memory only"),
-        ("ld.shared::cluster.b32 %r1, [%r1];", "of global and shared memory only"),
         ("st.local.b32 [%rd1], %r1;", "to global and shared memory only"),
-        ("atom.shared.add.f32 %r1, [%r2], %r3;", "atom.shared.add.f32"),
         ("atom.global.cas.b32 %r1, [%rd2], %r3, %r4;", "atom.global.cas.b32"),
         ("cp.async.ca.shared.global [%r1], [%rd1], 0x10, 8;", "a part of its bytes"),
         ("mov.u32 %r1, %clusterid.x;", "clusterid"),
