@@ -107,26 +107,6 @@ def test_triton_reads_no_freed_page(device, window, num_sinks, kv_format):
     play(triton_backend, spec, [70, 100], [{0: 40, 1: 60}, {0: 1, 1: 20}, {0: 9, 1: 1}], frees=True, **options)
 
 
-@pytest.mark.parametrize("device", TRITON_DEVICES)
-def test_triton_reads_no_freed_page_however_it_splits(device):
-    paged_decode = pytest.importorskip("twophase_kernels.paged_decode", reason="not run here: no triton").paged_decode
-    history = History(make_spec(3, 1, head_dim=16, window=90, num_sinks=5), [150], device=device)
-    backend = triton_backend(history)
-    history.step(backend, {0: 149})
-    history.free_unseen()
-    table = torch.tensor([history.sequences[0].block_ids + [0] * 6], dtype=torch.int32, device=device)
-    assert (table < 0).any()
-    q, kv = torch.randn(1, 3, 16, device=device), history.kv
-    seq_lens = torch.tensor([149], dtype=torch.int32, device=device)
-    several = [
-        paged_decode(q, kv.k, kv.v, table, seq_lens, scale=0.25, window=90, num_sinks=5, **how)
-        for how in ({"num_splits": 1}, {"num_splits": 3}, {"num_splits": 7}, {"deterministic": True})
-    ]
-    for out in several:
-        torch.testing.assert_close(out, several[0], atol=1e-5, rtol=1e-5)
-        assert out.isfinite().all()
-
-
 @pytest.mark.parametrize("kv_format", QUANTISED_TOLERANCE)
 def test_torch_quantised_pages(kv_format):
     history = History(make_spec(), [70, 33], kv_format=kv_format)

@@ -37,7 +37,6 @@ BOOKKEEPING_MUTANTS = [
     ("fork shares the list", MANAGER, ", block_ids=list(table.block_ids)", ""),
     ("fork loses the salt", MANAGER, "replace(table, block_ids", 'replace(table, salt="", block_ids'),
     ("fork forgets what precedes", MANAGER, "replace(table, block_ids", "replace(table, published=None, block_ids"),
-    ("close keeps the last block", MANAGER, "for block_id in reversed(table.held_blocks):", "for block_id in table.held_blocks[-2::-1]:"),
     # Refusals
     ("double free unnoticed", POOL, "if self.ref_counts[block_id] == 0:\n            raise", "if False:\n            raise"),
     ("foreign block unnoticed", POOL, "if not 0 <= block_id < self.num_blocks:", "if False:"),
@@ -55,8 +54,6 @@ BOOKKEEPING_MUTANTS = [
     # Order of eviction
     ("free order reversed", MANAGER, "for block_id in reversed(table.held_blocks):", "for block_id in table.held_blocks:"),
     ("most recent evicted first", POOL, "popitem(last=False)", "popitem(last=True)"),
-    ("cached evicted before blank", POOL, "self._blank.pop() if self._blank else self._cached.popitem(last=False)[0]", "self._cached.popitem(last=False)[0] if self._cached else self._blank.pop()"),
-    ("cached block freed as blank", POOL, "        if is_cached:\n", "        if False:\n"),
     ("blank block freed as cached", POOL, "        if is_cached:\n", "        if True:\n"),
     # Hits
     ("full hit allowed", MANAGER, "salt, (len(token_ids) - 1) //", "salt, len(token_ids) //"),
@@ -73,7 +70,6 @@ BOOKKEEPING_MUTANTS = [
     ("lookup stops one block early", PREFIX, "for digest, token_bytes in keys:", "for digest, token_bytes in keys[:-1]:"),
     # What is findable
     ("stale block kept after eviction", MANAGER, "            self._prefixes.forget(block_id)\n", "            pass\n"),
-    ("evicted block stays listed", PREFIX, "            del prefix.holders[block_id]\n", "            pass\n"),
     ("twin forgotten", PREFIX, "            del prefix.holders[block_id]\n", "            prefix.holders.clear()\n"),
     ("reset keeps the contents", PREFIX, "        self._of_block.clear()", "        pass"),
     ("reset keeps the free order", MANAGER, "        self._pool.blank_all()\n", ""),
@@ -86,13 +82,11 @@ BOOKKEEPING_MUTANTS = [
     ("copy on write skipped", MANAGER, "return table.num_tokens % self.block_size != 0 and", "return False and"),
     ("copy on write skipped when the slot fits", MANAGER, "            and self._pool.ref_counts[table.block_ids[-1]] == 1\n", ""),
     ("full block copied too", MANAGER, "return table.num_tokens % self.block_size != 0 and", "return bool(table.block_ids) and"),
-    ("copy not announced", MANAGER, "return tuple(map(BlockCopy, shared_ids, new_ids))", "return ()"),
     ("copied backwards", MANAGER, "map(BlockCopy, shared_ids, new_ids)", "map(BlockCopy, new_ids, shared_ids)"),
     ("copied block keeps its reference", MANAGER, "                self._pool.release(shared_id, is_cached=False)", "                pass"),
     ("table keeps the shared block", MANAGER, "            del table.block_ids[-self.num_groups :]\n", ""),
     # Windows
     ("freed a block too early", WINDOW, "(num_tokens + 1 - self.window) // block_size", "(num_tokens + 2 - self.window) // block_size"),
-    ("freed too late", WINDOW, "(num_tokens + 1 - self.window) // block_size", "(num_tokens - self.window) // block_size"),
     ("sinks freed", WINDOW, "num_sink_blocks = -(-self.num_sinks // block_size)", "num_sink_blocks = self.num_sinks // block_size"),
     ("freed a token late", WINDOW, "(index + 1) * block_size + self.window - 1", "(index + 1) * block_size + self.window"),
     ("never freed", CACHE, "        if num_computed < table.free_at:\n            return\n        self._require", "        if True:\n            return\n        self._require"),
@@ -112,8 +106,6 @@ BOOKKEEPING_MUTANTS = [
     ("a window bounds nothing", CACHE, "if -(-num_tokens // self.block_size) > most:", "if False:"),
     ("all groups see a window", CACHE, "self.sees_all.count(True) * whole", "self.sees_all.count(True) * in_window"),
     ("all groups see all keys", CACHE, "self.sees_all.count(False) * in_window", "self.sees_all.count(False) * whole"),
-    ("blocks of one group are counted", CACHE, "return self.sees_all.count(True) * whole + ", "return "),
-    ("windows are shared", CACHE, "num_sinks + n * (most - num_sinks)", "most"),
     ("sinks are not shared", CACHE, "num_sinks + n * (most - num_sinks)", "n * most"),
     # Reservations
     ("what is reserved counts as free", CACHE, "return self._pool.num_free - sum(sum(self._reserved(table)) for table in self._filling)", "return self._pool.num_free"),
@@ -132,8 +124,6 @@ BOOKKEEPING_MUTANTS = [
     ("groups share a key", TIER, "if group else self", "if False else self"),
     ("a block of one group alone counts as loaded", TRANSFERS, "or_nothing(cache.tier.load, keys, block_ids) // cache.num_groups if", "-(-or_nothing(cache.tier.load, keys, block_ids) // cache.num_groups) if"),
     # Giving slots back
-    ("cut keeps its blocks", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)\n", ""),
-    ("cut keeps an empty block", MANAGER, "num_kept = -(-num_tokens // self.block_size) *", "num_kept = (num_tokens // self.block_size + 1) *"),
     ("cut takes the partial block too", MANAGER, "num_kept = -(-num_tokens // self.block_size) *", "num_kept = num_tokens // self.block_size *"),
     ("cut of what others read", MANAGER, "self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "block_id in self._prefixes:"),
     ("cut of what was published", MANAGER, "self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "self._pool.ref_counts[block_id] > 1:"),
@@ -142,7 +132,6 @@ BOOKKEEPING_MUTANTS = [
     ("cut beyond the end", MANAGER, "if not 0 <= num_tokens <= table.num_tokens:", "if num_tokens < 0:"),
     ("cut in the step's own list", MANAGER, "        table.block_ids, table.num_tokens = table.block_ids[:num_kept], num_tokens", "        del table.block_ids[num_kept:]\n        table.num_tokens = num_tokens"),
     # Statistics
-    ("empty slots of a shared block are counted twice", MANAGER, "sum(empty_in.values())", "sum(-table.num_tokens % self.block_size for table in self._tables)"),
     ("empty slots of one block", MANAGER, "sum(empty_in.values())", "max(empty_in.values(), default=0)"),
     ("retried request counted again", MANAGER, "            table.num_uncounted_tokens = 0\n", ""),
     # Groups of layers
@@ -151,7 +140,6 @@ BOOKKEEPING_MUTANTS = [
     ("freed in the neighbour's place", CACHE, "index * self.num_groups + group for index", "(index + (index == 0)) * self.num_groups + group for index"),
     ("the tail of one group is copied", MANAGER, "shared_ids = table.block_ids[-self.num_groups :]", "shared_ids = table.block_ids[-1:]"),
     ("copies of one group are announced", MANAGER, "return tuple(map(BlockCopy, shared_ids, new_ids))", "return tuple(map(BlockCopy, shared_ids, new_ids))[:1]"),
-    ("a window is reserved for all", CACHE, "num_logical if is_full or not num_logical else", ""),
     ("all is reserved for sliding layers", CACHE, "num_logical if is_full or not num_logical else", "num_logical if True else"),
     ("free blocks go to one group", CACHE, "return sum(max(0, num_logical - num_reserved)", "return max(max(0, num_logical - num_reserved)"),
     ("a chunk of what one group reserved", CACHE, "num_logical - num_reserved) for num_reserved in reserved)", "num_logical - num_reserved) for num_reserved in reserved[:1])"),

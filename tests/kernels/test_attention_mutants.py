@@ -146,7 +146,6 @@ RANGE = [
     ("LSE of the larger weights", "row_max = new_max", "row_max = new_max + (q[0].dtype == tl.float16)", options(check_decode, kv_format="fp8_e4m3", dtype=torch.float16)),
     ("even queries times odd keys", "tl.dot(a[1], tl.trans(b[1]), result)", "tl.dot(a[0], tl.trans(b[1]), result)", options(check_decode, kv_format="int8", dtype=torch.float16)),
     ("even columns of V twice", "tl.dot(p, v[1], acc[1]", "tl.dot(p, v[0], acc[1]", options(check_decode, kv_format="int8", dtype=torch.float16)),
-    ("no rescaling of the odd output", "acc[1] * rescale[:, None]", "acc[1]", options(check_decode, kv_format="int8", dtype=torch.float16, seq_lens=(90, 33))),
     ("even and odd output swapped", "tl.interleave(state.acc[0], state.acc[1])", "tl.interleave(state.acc[1], state.acc[0])", options(check_decode, kv_format="int8", dtype=torch.float16)),
     ("pairs at the offset of codes", "D: tl.constexpr = layout.D if layout.PAIRS == \"no\" else layout.D // 2", "D: tl.constexpr = layout.D", options(check_decode, kv_format="int8", dtype=torch.float16)),
     ("scaled weights summed", "row_sum * rescale + tl.sum(p, axis=1)", "row_sum * rescale + tl.sum(p * (1.0 if KV_FORMAT == 'none' else 0.5), axis=1)", options(check_decode, kv_format="int8")),
@@ -173,8 +172,6 @@ DECODE = [
     ("last split runs past the end", "split == num_splits - 1, seq_len, split_hi)", "split == num_splits - 1, split_lo + split_len, split_hi)", options(check_decode, seq_lens=(90, 33), num_splits=2)),
     ("no split takes what is left", "split == num_splits - 1, seq_len, split_hi)", "split < 0, seq_len, split_hi)", options(check_decode, seq_lens=(700, 33), max_seq_len=20, deterministic=True, num_splits=None)),
     ("window one too long", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "tl.maximum(seq_len - (WINDOW + num_tokens), 0)", options(check_decode, **WINDOW)),
-    ("window starts before the sequence", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "(seq_len - (WINDOW + num_tokens - 1))", options(check_decode, **WINDOW)),
-    ("sinks dropped", "tl.minimum(NUM_SINKS, lo), 0)", "0, 0)", options(check_decode, **WINDOW)),
     ("sinks counted twice", "tl.minimum(NUM_SINKS, lo), 0)", "NUM_SINKS, 0)", options(check_decode, seq_lens=(10, 33), **WINDOW)),
     ("sinks in every split", "tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)", "tl.minimum(NUM_SINKS, lo)", options(check_decode, seq_lens=(90, 33), num_splits=2, window=40, num_sinks=3)),
     ("heads of the padding stored", "mask_m = offs_m < num_tokens * G", "mask_m = offs_m < 4", check_decode),
@@ -201,7 +198,6 @@ FEW = [
     ("rows packed head first", "tokens, heads = offs_m // G, kv_head * G + offs_m % G", "tokens, heads = offs_m % TOKENS, kv_head * G + offs_m // TOKENS", check_few),
     ("tokens of the sequence's number", "first_token = tl.load(cu_query_lens_ptr + sequence)", "first_token = sequence", check_few),
     ("one token too many", "cu_query_lens_ptr + sequence + 1) - first_token", "cu_query_lens_ptr + sequence + 1) - first_token + 1", check_few),
-    ("rows of the padding stored", "mask_m = offs_m < num_tokens * G", "mask_m = offs_m < BLOCK_M", check_few),
     ("queries one after another", "tokens * q_row_stride + heads * D", "tokens * (H * D) + heads * D", check_few_strided),
     ("results of a split among the partials", "tl.where(num_splits > 1, sequence * TOKENS, first_token)", "sequence * TOKENS", check_few),
     ("partials at the result's rows", "tl.where(num_splits > 1, sequence * TOKENS, first_token)", "first_token", options(check_few, num_splits=3)),
@@ -237,9 +233,7 @@ PREFILL = [
     # Row 63 of 64 is the next block's first token, whose own program runs before this one.
     ("idle rows stored", "mask_m = (offs_m < BLOCK_Q * G) &", "mask_m = (offs_m >= 0) &", options(check_prefill, query_lens=(60, 3), cached=(30, 5))),
     ("window starts late", "tl.maximum(first_position - WINDOW + 1, 0)", "tl.maximum(first_position - WINDOW + 2, 0)", options(check_prefill, **WINDOW)),
-    ("window's edge not masked", "tl.maximum(hi - WINDOW - lo, 0)", "0", options(check_prefill, window=40)),
     ("window's edge ends early", "tl.cdiv(tl.maximum(hi - WINDOW - lo, 0), BLOCK_N)", "(tl.maximum(hi - WINDOW - lo, 0) // BLOCK_N)", options(check_prefill, query_lens=(40, 3), cached=(90, 5), window=60)),
-    ("sinks dropped", "0, tl.minimum(NUM_SINKS, lo))", "0, 0)", options(check_prefill, **WINDOW)),
     ("sinks counted twice", "0, tl.minimum(NUM_SINKS, lo))", "0, NUM_SINKS)", options(check_prefill, **WINDOW)),
 ]  # fmt: skip
 
@@ -252,7 +246,6 @@ MERGE = [
     ("LSE in base e", "m + tl.log2(total_safe)", "m + tl.log(total_safe)", check_merge),
     ("not normalised", "tl.sum(acc, axis=0) / total_safe", "tl.sum(acc, axis=0)", check_merge),
     ("only the first 16 splits", "acc += weight[:, None] *", "acc += (start < BLOCK_S) * weight[:, None] *", check_merge),
-    ("maximum not subtracted", "weight = tl.exp2(lse - m_safe)", "weight = tl.exp2(lse)", options(check_merge, offset=200)),
 ]  # fmt: skip
 
 

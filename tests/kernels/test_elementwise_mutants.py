@@ -53,7 +53,6 @@ MUTANTS = {
         ("offset left out", "offs_h * cache_head_stride + offset * cache_slot_stride", "offs_h * cache_head_stride"),
         ("block left out", "rows = block * cache_block_stride + ", "rows = "),
         ("padding lanes written", "mask_d = offs_d < HALF", "mask_d = offs_d < BLOCK_D"),
-        ("k scale for v", "_store_halves(v_low, v_high, v_cache_ptr, v_scale_ptr", "_store_halves(v_low, v_high, v_cache_ptr, k_scale_ptr"),
         ("scale written as factor", "scale, factor = row_scales", "factor, scale = row_scales"),
         ("scale of the wrong slot", "offs_h * scale_head_stride + offset * scale_slot_stride", "offs_h * scale_head_stride"),
         ("last token dropped", "grid = (num_tokens,", "grid = (num_tokens - 1,"),
@@ -61,7 +60,6 @@ MUTANTS = {
     ("rmsnorm_residual", rmsnorm_check): [
         ("eps forgotten", "tl.rsqrt(mean_square + eps)", "tl.rsqrt(tl.maximum(mean_square, 1e-30))"),
         ("sum for mean", "tl.sum(h * h, axis=1) / N", "tl.sum(h * h, axis=1)"),
-        ("mean over padding", "tl.sum(h * h, axis=1) / N", "tl.sum(h * h, axis=1) / BLOCK_N"),
         ("weight left out", "(y * weight[None, :])", "(y)"),
         ("residual not added", "(h.to(tl.float32) + residual.to(tl.float32))", "(h.to(tl.float32))"),
         ("residual not stored", "        tl.store(residual_out_ptr + out_offs, h, mask=mask)\n", ""),

@@ -11,7 +11,6 @@ from tests.kernels.cases import (
     HERE,
     LSE_TOLERANCE,
     TOLERANCE,
-    assert_attention,
     assert_close,
     attend,
     attend_ragged,
@@ -20,7 +19,6 @@ from tests.kernels.cases import (
     far_away_case,
     make_case,
 )
-from tests.kernels.elementwise import kept_workspace
 from twophase_kernels import paged_decode as module
 from twophase_kernels._triton import tl, triton
 from twophase_kernels.attend_range import Tiles, paged_attention_reference
@@ -83,21 +81,6 @@ def test_no_sequences():
     nothing = case.q[:0], *case.cache[:2], case.block_tables[:0], case.seq_lens[:0]
     out, lse = module.paged_decode(*nothing, scale=1.0, num_splits=2, return_lse=True)
     assert (out.shape, lse.shape) == ((0, 4, 64), (0, 4))
-
-
-def test_strided_queries_and_results_in_place():
-    """q as a view of the fused projection, out as a part of a larger result; partial results that end where they should."""
-    case = make_case([70, 65, 64], device=HERE)
-    fused = torch.full((3, 8, 64), math.nan, device=HERE)
-    fused[:, :4] = case.q
-    result = torch.full((5, 4, 64), math.nan, device=HERE)
-    with kept_workspace(module, guard=7) as kept:
-        out, _ = decode(case, q=fused[:, :4], num_splits=2, out=result[1:4])
-    assert out.data_ptr() == result[1:4].data_ptr()
-    assert_close(result[1:4], attention_oracle(case)[0], TOLERANCE[torch.float32])
-    assert result[[0, 4]].isnan().all()
-    assert kept[0][-7:].isnan().all()
-    assert len(kept[0]) == 3 * 4 * 2 * (64 + 1) + 7
 
 
 def test_more_than_2_to_the_31_elements():
@@ -249,19 +232,6 @@ RAGGED = [3, 1800, 0, 513, 512, 5]  # by their mean chunks of 512 keys, the fewe
 def test_ragged_batches_are_split_by_length(kv_format, dtype, windows, query_lens):
     case = make_case(RAGGED, query_lens, heads=(2, 1), kv_format=kv_format, dtype=dtype, device=HERE)
     (check if query_lens is None else check_ragged)(case, **windows)
-
-
-@pytest.mark.usefixtures("small_gpu")
-def test_long_last_and_buffers_of_the_caller():
-    """Each sequence's first item and chunks, two numbers at the partial results' end; what is after them is left alone."""
-    case = make_case([1, 0, 1500], heads=(1, 1), device=HERE)
-    out = torch.full_like(case.q, math.nan)
-    with kept_workspace(module, guard=3) as kept:
-        got = decode(case, out=out)
-    assert got[0] is out
-    assert_attention(got, attention_oracle(case))
-    assert kept[0][-9:-3].view(torch.int32).tolist() == [0, 1, 1, 1, 2, 3]
-    assert kept[0][-3:].isnan().all()
 
 
 @triton.jit
