@@ -119,12 +119,6 @@ def test_torch_quantised_pages(kv_format):
         assert error < QUANTISED_TOLERANCE[kv_format]
 
 
-@pytest.mark.parametrize("window", [None, 5, 24, 100])
-def test_torch_decodes_alone_and_in_company(window):
-    for schedule in (MIXED, ALONE, PAIR):
-        play(torch_backend, make_spec(window=window), *schedule, frees=window is not None)
-
-
 @pytest.mark.parametrize(("window", "num_sinks"), [(None, 0), (24, 4)])
 def test_torch_gives_a_sequence_the_same_bits_in_any_company(window, num_sinks):
     spec, lengths = make_spec(window=window, num_sinks=num_sinks), [90, 40, 7]

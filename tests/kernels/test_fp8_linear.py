@@ -89,16 +89,7 @@ def test_the_reference():
     torch.testing.assert_close(fp8_linear_reference(**args, bias=bias).double(), want, rtol=1e-5, atol=1e-5)
 
 
-def test_no_tokens():
-    codes, scales = quantise_tokens(torch.empty(0, 8, device=HERE))
-    assert (codes.shape, scales.shape) == ((0, 8), (0,))
-
-
-@pytest.mark.parametrize(
-    "x",
-    [torch.zeros(4), torch.zeros(2, 3).double(), torch.zeros(2, 0), torch.zeros(3, 2).T, torch.zeros(1, 65537)],
-    ids=["one dimension", "float64", "no columns", "columns contiguous", "too wide"],
-)
+@pytest.mark.parametrize("x", [torch.zeros(3, 2).T, torch.zeros(1, 65537)], ids=["columns contiguous", "too wide"])
 def test_tokens_refuse(x):
     with pytest.raises(ValueError, match=r"x must be .* \[T, I\], contiguous from I on|1 to 65536 elements"):
         quantise_tokens(x.to(HERE))

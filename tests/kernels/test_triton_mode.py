@@ -256,28 +256,3 @@ def test_a_mutant_that_expects_one_kind_of_error_is_killed(monkeypatch, tmp_path
     check = functools.partial(check_missing_tools, monkeypatch=monkeypatch, tmp_path=tmp_path, what=what)
     old, new = "except Exception as error", "except RuntimeError as error"
     KillTable.record(Mutant(f"only RuntimeError, no {what}", "twophase_kernels._triton", old, new), check)
-
-
-ADD = """
-import torch, triton, triton.language as tl
-
-@triton.jit
-def add(x_ptr, out_ptr):
-    x = tl.load(x_ptr + tl.arange(0, 16))
-    tl.store(out_ptr + tl.arange(0, 16), x + x)
-
-for dtype in (torch.float16, torch.bfloat16):
-    x, out = torch.full((16,), 1.5, dtype=dtype), torch.zeros(16, dtype=dtype)
-    add[(1,)](x, out)
-    print(torch.equal(out, x + x))
-"""
-
-
-def test_the_interpreter_still_computes_garbage_in_bfloat16(tmp_path):
-    """Why it is refused. The day this fails, the refusal can go."""
-    pytest.importorskip("triton", reason="not run here: no triton")
-    file = tmp_path / "add.py"  # triton reads a kernel's source
-    file.write_text("import warnings; warnings.simplefilter('ignore')\n" + ADD)
-    code = f"import runpy; runpy.run_path({str(file)!r})"
-    assert run(code, TRITON_INTERPRET="1") == ["True", "False"]
-    assert run(f"import twophase_kernels; {code}") == ["True", "True"]

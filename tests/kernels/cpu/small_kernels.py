@@ -157,15 +157,6 @@ def read_twice(x_ptr, out_ptr, N: tl.constexpr):
 
 
 @triton.jit
-def through_pointers(table_ptr, out_ptr, N: tl.constexpr):
-    """A table of addresses, as integers."""
-    i = tl.arange(0, N)
-    for row in range(2):
-        source = tl.load(table_ptr + row).to(tl.pointer_type(tl.float32))
-        tl.store(out_ptr + row * N + i, tl.load(source + i))
-
-
-@triton.jit
 def atomics(x_ptr, count_ptr, extreme_ptr, old_ptr, n, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
     x = tl.load(x_ptr + i, mask=i < n, other=0)

@@ -129,14 +129,6 @@ def test_moves(what, checked):
         assert torch.equal(values[place], want)
 
 
-def test_addresses_in_a_table():
-    rows = [numbers(16), -numbers(16)]
-    table = torch.tensor([row.data_ptr() for row in rows])
-    out = torch.zeros(2, 16)
-    run(kernels.through_pointers, table, out)
-    assert torch.equal(out, torch.stack(rows))
-
-
 @CHECKED
 def test_atomics(checked):
     x = torch.randint(0, 1000, (100,), dtype=torch.int32)
@@ -214,21 +206,6 @@ def test_faults(what):
     fault = run(kernel, *values, grid=grid, checked=True, extents=extents)
     assert (fault.kind, fault.program[0], fault.argument, fault.element) == expected
     assert fault.line > 0
-
-
-def test_what_is_masked_is_not_even_checked():
-    index = whole(3, -2, 1 << 28, *[0] * 13)
-    assert run(kernels.gathered, numbers(10), index, torch.zeros(16), 1, checked=True) is None
-    assert run(kernels.gathered, numbers(4), whole(*[3] * 16), torch.zeros(16), 16, checked=True) is None
-
-
-def test_a_storage_may_be_used_as_a_whole():
-    """An argument may point into the middle of its storage: what lies before it may be read."""
-    x = numbers(64)
-    index = torch.arange(-16, 0, dtype=torch.int32)
-    out = torch.zeros(16)
-    assert run(kernels.gathered, x[16:], index, out, 16, checked=True) is None
-    assert torch.equal(out, x[:16])
 
 
 def test_the_first_fault_ends_the_launch():

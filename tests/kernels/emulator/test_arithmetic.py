@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ptx_emulator import NotCoveredError, arithmetic
-from tests.kernels.emulator.programs import run, tiled
+from tests.kernels.emulator.programs import checks_of, each_of, run, tiled
 
 INF, NAN = math.inf, math.nan
 SPECIAL = [0.0, -0.0, 1.0, -1.5, INF, -INF, NAN, 1e-40, -1e-45, 3.4e38, 65504.0, 65520.0, 6e-8, 2.0**-24, 448.0, 464.5]
@@ -366,10 +366,10 @@ def on_module(check):
     return functools.wraps(check)(lambda module: check(functools.partial(output, module=module)))
 
 
-CHECKS = [on_module(check) for name, check in list(globals().items()) if name.startswith("check_")]
+CHECKS = [on_module(check) for check in checks_of(globals())]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_of(CHECKS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_instructions(check):
     check(arithmetic)

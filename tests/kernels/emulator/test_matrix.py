@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ptx_emulator import EmulationError, MemoryFault, NotCoveredError, RaceError, matrix
-from tests.kernels.emulator.programs import run
+from tests.kernels.emulator.programs import checks_of, each_of, run
 
 KINDS = {"f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -292,14 +292,10 @@ def check_warpgroups(module):
         multiplying([PRODUCT], module, rd1=np.uint64(descriptor(32768 - 256, 128, 0, 1024)))
 
 
-CHECKS = [
-    check_load_matrices, check_store_matrices, check_mma, check_products, check_sums_go_on, check_a_in_registers,
-    check_order_of_products, check_sums_before_the_wait, check_fences_of_registers,
-    check_warpgroups,
-]  # fmt: skip
+CHECKS = checks_of(globals())
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_of(CHECKS)
 def test_matrices(check):
     check(matrix)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ptx_emulator import NotCoveredError, memory, movement
-from tests.kernels.emulator.programs import run, tiled
+from tests.kernels.emulator.programs import checks_of, each_of, run, tiled
 
 LANE = np.arange(32, dtype=np.uint32)
 
@@ -89,12 +89,10 @@ def check_parameters_and_special_registers(module):
         np.testing.assert_array_equal(got[f"%r{i}"], np.broadcast_to(want, 192), str(i))
 
 
-CHECKS = [
-    check_vectors, check_narrow_loads, check_moves, check_guards, check_parameters_and_special_registers
-]  # fmt: skip
+CHECKS = checks_of(globals())
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_of(CHECKS)
 def test_movement(check):
     check(movement)
 

@@ -4,7 +4,7 @@ import pytest
 
 from ptx_emulator import ptx
 from ptx_emulator.ptx import Address, Literal, Pair, Register
-from tests.kernels.emulator.programs import text_of
+from tests.kernels.emulator.programs import checks_of, each_of, text_of
 
 
 def parsed(lines, module=ptx):
@@ -76,13 +76,10 @@ def check_head(module):
     }  # fmt: skip
 
 
-CHECKS = [
-    check_operands, check_guards_and_labels, check_source_lines, check_comments_and_long_statements, check_scopes,
-    check_head,
-]  # fmt: skip
+CHECKS = checks_of(globals())
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_of(CHECKS)
 def test_parser(check):
     check(ptx)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ptx_emulator import EmulationError, NotCoveredError, warps
-from tests.kernels.emulator.programs import run
+from tests.kernels.emulator.programs import checks_of, each_of, run
 
 LANE = np.arange(32, dtype=np.uint32)
 VALUES = np.random.default_rng(0).integers(0, 2**32, 32, np.uint64).astype(np.uint32)
@@ -81,9 +81,9 @@ def check_parts_of_warps_and_blocks(module):
         run("bar.arrive 0, 64;", module=module)
 
 
-CHECKS = [check_shuffles, check_reductions, check_votes, check_parts_of_warps_and_blocks]
+CHECKS = checks_of(globals())
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_of(CHECKS)
 def test_warps(check):
     check(warps)
