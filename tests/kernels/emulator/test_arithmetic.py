@@ -161,12 +161,6 @@ def check_comparisons(one):
         np.testing.assert_array_equal(got, want, combine)
 
 
-def check_select(one):
-    a, b, p = integers(np.uint32, 32), integers(np.uint32, 32, 1), tiled([True, True, False], bool)
-    same(one("selp.b32 %r9, %r1, %r2, %p3;", a, b, p), np.where(p, a, b))
-    same(one("selp.f32 %r9, 0f3F800000, 0fFF800000, %p1;", p), np.where(p, np.float32(1), np.float32(-INF)))
-
-
 # -- integers ---------------------------------------------------------------------------------------------------------
 
 
@@ -189,18 +183,6 @@ def check_integers(one):
     a = integers(np.int32)
     same(one("neg.s32 %r9, %r1;", a), -a)
     same(one("abs.s32 %r9, %r1;", a), np.abs(a))
-
-
-def check_wide_products(one):
-    for kind, dtype in (("s32", np.int32), ("u32", np.uint32)):
-        a, b = integers(dtype, seed=3), integers(dtype, seed=4)
-        wide = [int(x) * int(y) for x, y in zip(a, b, strict=True)]
-        want = np.array([x % 2**64 for x in wide], np.uint64)
-        same(one(f"mul.wide.{kind} %rd9, %r1, %r2;", a, b), want)
-        high = np.array([x // 2**32 % 2**32 for x in wide], np.uint32)
-        same(one(f"mul.hi.{kind} %r9, %r1, %r2;", a, b), high)
-        added = np.array([(x + 5) % 2**64 for x in wide], np.uint64)
-        same(one(f"mad.wide.{kind} %rd9, %r1, %r2, 5;", a, b), added)
 
 
 def check_shifts(one):

@@ -3,7 +3,6 @@
 import pytest
 
 from ptx_emulator import ptx
-from ptx_emulator.ptx import Address, Literal, Pair, Register
 from tests.kernels.emulator.programs import checks_of, each_of, text_of
 
 
@@ -12,6 +11,7 @@ def parsed(lines, module=ptx):
 
 
 def check_operands(module):
+    register, literal, address, pair = module.Register, module.Literal, module.Address, module.Pair
     load, shuffle, move, product, negative, wide = parsed(
         """ld.global.v2.b32 {%r1, %r2}, [%rd1 + 16];
         shfl.sync.bfly.b32 %r3|%p1, %r1, 16, 31, -1;
@@ -22,22 +22,29 @@ def check_operands(module):
         module,
     )[:-1]
     assert (load.name, load.modifiers) == ("ld", ("global", "v2", "b32"))
-    assert load.operands == ((Register("%r1"), Register("%r2")), Address("%rd1", 16))
-    assert shuffle.operands[0] == Pair(Register("%r3"), Register("%p1"))
-    assert shuffle.operands[1:] == (Register("%r1"), Literal(16), Literal(31), Literal(-1))
-    assert move.operands[1] == Literal(0xBF800000)
+    assert load.operands == ((register("%r1"), register("%r2")), address("%rd1", 16))
+    assert shuffle.operands[0] == pair(register("%r3"), register("%p1"))
+    assert shuffle.operands[1:] == (register("%r1"), literal(16), literal(31), literal(-1))
+    assert move.operands[1] == literal(0xBF800000)
     assert len(product.operands) == 8
     assert len(product.operands[0]) == 4
-    assert product.operands[3:] == (Literal(0), Literal(1), Literal(1), Literal(0), Literal(0))
-    assert negative.operands[1] == Address("global_smem", -4)
-    assert wide.operands[1] == Literal(16)
+    assert product.operands[3:] == (
+        literal(0),
+        literal(1),
+        literal(1),
+        literal(0),
+        literal(0),
+    )
+    assert negative.operands[1] == address("global_smem", -4)
+    assert wide.operands[1] == literal(16)
 
 
 def check_guards_and_labels(module):
+    register = module.Register
     program = module.parse(text_of("@%p1 bra $L__BB0_2;\n@!%p2 mov.b32 %r1, 5;\n$L__BB0_2:\nret;"))
     first, second, last, _ = program.instructions
-    assert (first.guard, first.guard_negated) == (Register("%p1"), False)
-    assert (second.guard, second.guard_negated) == (Register("%p2"), True)
+    assert (first.guard, first.guard_negated) == (register("%p1"), False)
+    assert (second.guard, second.guard_negated) == (register("%p2"), True)
     assert last.guard is None
     assert program.labels == {"$L__BB0_2": 2}
 
@@ -64,7 +71,7 @@ def check_scopes(module):
     assert first.operands[0] != second.operands[0]
     assert program.register_bits[first.operands[0].name] == 32
     assert program.register_bits[second.operands[0].name] == 16
-    assert third.operands == (Register("%r2"), Register("%r1"))
+    assert third.operands == (module.Register("%r2"), module.Register("%r1"))
 
 
 def check_head(module):
