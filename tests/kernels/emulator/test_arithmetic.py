@@ -185,6 +185,18 @@ def check_integers(one):
     same(one("abs.s32 %r9, %r1;", a), np.abs(a))
 
 
+def check_wide_products(one):
+    for kind, dtype in (("s32", np.int32), ("u32", np.uint32)):
+        a, b = integers(dtype, seed=3), integers(dtype, seed=4)
+        wide = [int(x) * int(y) for x, y in zip(a, b, strict=True)]
+        want = np.array([x % 2**64 for x in wide], np.uint64)
+        same(one(f"mul.wide.{kind} %rd9, %r1, %r2;", a, b), want)
+        high = np.array([x // 2**32 % 2**32 for x in wide], np.uint32)
+        same(one(f"mul.hi.{kind} %r9, %r1, %r2;", a, b), high)
+        added = np.array([(x + 5) % 2**64 for x in wide], np.uint64)
+        same(one(f"mad.wide.{kind} %rd9, %r1, %r2, 5;", a, b), added)
+
+
 def check_shifts(one):
     """Beyond the width a shift gives 0, or the sign; it does not wrap around."""
     a, by = integers(np.uint32), np.resize(np.uint32([0, 1, 7, 31, 32, 33, 64, 2**31]), 256)

@@ -42,6 +42,26 @@ def check_narrow_loads(module):
     assert x.tolist() == list(range(32))
 
 
+def check_moves(module):
+    x = (LANE.astype(np.uint64) << np.uint64(33)) + np.uint64(5)
+    lines = """mov.b64 {%r5, %r6}, %rd1;
+    mov.b64 %rd5, {%r6, %r5};
+    mov.b32 {%rs1, %rs2}, %r5;
+    mov.b32 %r7, {%rs2, %rs1};
+    mov.pred %p2, %p1;
+    mov.u32 %r9, %tid.x;
+    mov.b64 %rd6, -1;"""
+    p = tiled([True, False, False], bool)
+    got = run(lines, {"%rd1": x, "%p1": p}, module=module)
+    np.testing.assert_array_equal(got["%r5"], np.full(32, 5))
+    np.testing.assert_array_equal(got["%r6"], 2 * LANE)
+    np.testing.assert_array_equal(got["%rd5"], np.uint64(5 << 32) + np.uint64(2) * LANE)
+    np.testing.assert_array_equal(got["%r7"], np.full(32, 5 << 16))
+    np.testing.assert_array_equal(got["%p2"], p)
+    np.testing.assert_array_equal(got["%r9"], LANE)
+    assert (got["%rd6"] == 2**64 - 1).all()
+
+
 def check_guards(module):
     """Lanes that are off keep what they had."""
     p = tiled([True, False], bool)
