@@ -1,6 +1,5 @@
 """Every backend computes the same causal attention from pages as a dense oracle does without them."""
 
-import math
 import sys
 from dataclasses import replace
 from itertools import product
@@ -20,6 +19,7 @@ from twophase.model.machine import make_backend
 from twophase_features.triton import available
 from twophase_kernels import KernelsUnavailableError, _triton
 
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
 CUDA_DEVICE = pytest.param("cuda", marks=pytest.mark.gpu)
 DEVICES = ["cpu", CUDA_DEVICE]
 # Kernels are compiled for one of them, and take no tensors of the other.
@@ -99,37 +99,12 @@ def test_torch_reads_no_freed_page(window, num_sinks, kv_format):
 
 
 @pytest.mark.parametrize("device", TRITON_DEVICES)
-@pytest.mark.parametrize(
-    ("kv_format", "window", "num_sinks"),
-    [
-        *(("none", *case) for case in ((1, 0), (12, 2), (40, 20))),
-        *(("int8", *case) for case in ((1, 0), (12, 2), (40, 20))),
-    ],
-)
+@pytest.mark.parametrize("kv_format", ["none", "int8"])
+@pytest.mark.parametrize(("window", "num_sinks"), [(1, 0), (12, 2), (40, 20)])
 def test_triton_reads_no_freed_page(device, window, num_sinks, kv_format):
     spec = make_spec(3, 1, head_dim=16, window=window, num_sinks=num_sinks)
     options = {"kv_format": kv_format, "tolerance": None if kv_format == "none" else 1.0, "device": device}
     play(triton_backend, spec, [70, 100], [{0: 40, 1: 60}, {0: 1, 1: 20}, {0: 9, 1: 1}], frees=True, **options)
-
-
-@pytest.mark.parametrize("device", TRITON_DEVICES)
-def test_triton_reads_no_freed_page_however_it_splits(device):
-    paged_decode = pytest.importorskip("twophase_kernels.paged_decode", reason="not run here: no triton").paged_decode
-    history = History(make_spec(3, 1, head_dim=16, window=90, num_sinks=5), [150], device=device)
-    backend = triton_backend(history)
-    history.step(backend, {0: 149})
-    history.free_unseen()
-    table = torch.tensor([history.sequences[0].block_ids + [0] * 6], dtype=torch.int32, device=device)
-    assert (table < 0).any()
-    q, kv = torch.randn(1, 3, 16, device=device), history.kv
-    seq_lens = torch.tensor([149], dtype=torch.int32, device=device)
-    several = [
-        paged_decode(q, kv.k, kv.v, table, seq_lens, scale=0.25, window=90, num_sinks=5, **how)
-        for how in ({"num_splits": 1}, {"num_splits": 3}, {"num_splits": 7}, {"deterministic": True})
-    ]
-    for out in several:
-        torch.testing.assert_close(out, several[0], atol=1e-5, rtol=1e-5)
-        assert out.isfinite().all()
 
 
 @pytest.mark.parametrize("kv_format", QUANTISED_TOLERANCE)
@@ -144,12 +119,6 @@ def test_torch_quantised_pages(kv_format):
         assert error < QUANTISED_TOLERANCE[kv_format]
 
 
-@pytest.mark.parametrize("window", [None, 5, 24, 100])
-def test_torch_decodes_alone_and_in_company(window):
-    for schedule in (MIXED, ALONE, PAIR):
-        play(torch_backend, make_spec(window=window), *schedule, frees=window is not None)
-
-
 @pytest.mark.parametrize(("window", "num_sinks"), [(None, 0), (24, 4)])
 def test_torch_gives_a_sequence_the_same_bits_in_any_company(window, num_sinks):
     spec, lengths = make_spec(window=window, num_sinks=num_sinks), [90, 40, 7]
@@ -159,24 +128,6 @@ def test_torch_gives_a_sequence_the_same_bits_in_any_company(window, num_sinks):
         outs = together.step(torch_backend(together), step)
         for s, count in step.items():
             assert torch.equal(alone.step(torch_backend(alone), {s: count})[s], outs[s])
-
-
-@pytest.mark.parametrize("window", [None, 5, 16, 24])
-def test_a_single_decode_gathers_only_pages_that_it_sees(window):
-    history = History(make_spec(window=window), [200])
-    backend, plans = torch_backend(history), []
-    plan = backend.plan
-    backend.plan = lambda batch: plans.append(plan(batch)) or plans[-1]
-    history.step(backend, {0: 150})
-    for _ in range(50):
-        history.step(backend, {0: 1})
-    num_visible = [min(length, window or length) for length in range(151, 201)]
-    chunks = [each.chunks[0] for each in plans[1:]]
-    seen = [each.keys.stop - each.keys.start if each.mask is None else int(each.mask.sum()) for each in chunks]
-    assert seen == num_visible
-    for each, visible in zip(plans[1:], num_visible, strict=True):
-        pages = len(each.rows) // history.spec.num_kv_heads
-        assert pages <= -(-visible // history.block_size) + 1  # a window may begin inside of a page
 
 
 RUNS = [(0, 2, None, 1, False), (2, 5, [0, 5, 7, 8], 5, False), (5, 7, [0, 65, 69], 65, True)]
@@ -237,13 +188,7 @@ def test_triton_mixed_batch(device, spec, options):
     play(triton_backend, spec, *MIXED, device=device, **options)
 
 
-@pytest.mark.parametrize(
-    ("make", "device"),
-    [
-        (torch_backend, "cpu"),
-        (triton_backend, "cuda" if torch.cuda.is_available() else "cpu"),
-    ],
-)
+@pytest.mark.parametrize(("make", "device"), [(torch_backend, "cpu"), (triton_backend, HERE)])
 def test_rmsnorm_and_silu(make, device):
     history = History(make_spec(), [1], device=device)
     backend = make(history)
@@ -258,16 +203,11 @@ def test_rmsnorm_and_silu(make, device):
     torch.testing.assert_close(backend.silu_mul(gate_up).double(), gate * gate.sigmoid() * up, atol=1e-5, rtol=1e-5)
 
 
-def test_selection(monkeypatch):
-    monkeypatch.delenv("TWOPHASE_KERNELS", raising=False)
-    cpu = {"device": torch.device("cpu"), "dtype": torch.float32, "block_size": 16}
-    assert make_backend("torch", make_spec(), **cpu).name == "torch"
-    if not torch.cuda.is_available():
-        assert make_backend("auto", make_spec(), **cpu).name == "torch"
-
-
 def test_compiled_kernels_asked_for_by_name_are_what_auto_takes_on_a_cpu(monkeypatch, caplog):
     cpu = {"device": torch.device("cpu"), "dtype": torch.bfloat16, "block_size": 16}
+    monkeypatch.delenv("TWOPHASE_KERNELS", raising=False)
+    if not torch.cuda.is_available():
+        assert make_backend("auto", make_spec(), **cpu).name == "torch"
     monkeypatch.setenv("TWOPHASE_KERNELS", "cpu")
     monkeypatch.setattr(_triton, "mode", lambda: "cpu")
     assert make_backend("auto", make_spec(), **cpu).name == "triton"
@@ -347,7 +287,6 @@ MODULE = "twophase.attention.torch_backend"
 MUTANTS = [
     Mutant("last token dropped", MODULE, "- -seq_len % size)", "- -seq_len % size - 1)"),
     Mutant("the unused tail is read", MODULE, "len(indices) * size - -seq_len % size)", "len(indices) * size)"),
-    Mutant("the first sequence's keys for all", MODULE, "len(indices) * size\n", "0\n"),
     Mutant("scale forgotten", MODULE, "mask, scale=scale).reshape", "mask, scale=1.0).reshape"),
     Mutant("scale of a chunk forgotten", MODULE, "is_causal=is_causal, scale=scale", "is_causal=is_causal, scale=1.0"),
     Mutant("rotation reversed", MODULE, "torch.cat([-sin, sin], -1)", "torch.cat([sin, -sin], -1)"),
@@ -357,7 +296,6 @@ MUTANTS = [
     Mutant("sinks dropped", MODULE, "| (keys < self.spec.num_sinks)", ""),
     Mutant("sinks counted twice", MODULE, "range(min(first_page, -(-self.spec.num_sinks // self.block_size)))", "range(-(-self.spec.num_sinks // self.block_size))"),
     Mutant("pages between sinks and window read", MODULE, "range(first_page, num_pages)", "range(num_pages)"),
-    Mutant("sinks of the wrong page", MODULE, "*range(min(first_page,", "*range(1, min(first_page,"),
     Mutant("chunk starts at its last query", MODULE, "self._visible_pages(seq_len - num_queries, seq_len)", "self._visible_pages(seq_len - 1, seq_len)"),
     Mutant("causality off by one", MODULE, "(keys <= queries)", "(keys < queries)"),
     Mutant("history forgotten", MODULE, "if not is_windowed and num_queries in (1, seq_len)", "if not is_windowed"),
@@ -388,14 +326,3 @@ def check(module: ModuleType) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_mutant_is_killed(mutant):
     KillTable.record(mutant, check)
-
-
-def test_oracle_can_fail():
-    history = History(make_spec(), [5])
-    out = history.step(torch_backend(history), {0: 5})[0]
-    out[3, 2, 0] += 1e-3
-    with pytest.raises(AssertionError, match="sequence 0, position 3, head 2"):
-        assert_close(history, 0, out, 0, TOLERANCE[torch.float32])
-    out[3, 2, 0] = math.nan
-    with pytest.raises(AssertionError, match="position 3"):
-        assert_close(history, 0, out, 0, TOLERANCE[torch.float32])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.cache.plain import plain_manager_class, typed_cache
+from tests.cache.plain import typed_cache
 
 
-@pytest.fixture(params=["typed", "plain"])
-def new_cache(request):
-    return typed_cache if request.param == "typed" else plain_manager_class()
+@pytest.fixture
+def new_cache():
+    return typed_cache

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.manager import CacheManager
 from twophase.cache.prefix_cache import PrefixCache
@@ -26,6 +28,8 @@ def check_integrity(cache: CacheManager) -> None:
             assert num_filled.setdefault(block_id, filled) == filled, f"owners of block {block_id} disagree"
     counted, num_slots = cache.stats().num_slots_in_use, sum(num_filled.values())
     assert counted == num_slots, f"{counted} slots counted, {num_slots} in use"
+    num_in_blocks = cache.stats().num_in_use * size
+    assert cache.stats().internal_fragmentation * num_in_blocks == pytest.approx(num_in_blocks - num_slots)
     for block_id in cache._pool._cached:
         assert block_id in cache._prefixes, f"block {block_id} is kept, but no lookup can find it"
     if hasattr(cache, "window"):

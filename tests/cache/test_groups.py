@@ -1,12 +1,10 @@
 """Layers of different kinds in the cache: which layers share blocks, and blocks of each group. Run on mutants as well."""
 
-import pytest
 import torch
 
-from tests.cache.shadow import keys_of, snapshot
+from tests.cache.shadow import keys_of
 from tests.cache.test_invariants import computed
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.core.errors import OutOfBlocksError
 from twophase_features.windows import layer_groups as groups_module
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
@@ -65,23 +63,6 @@ def test_pages_of_groups():
 
     check_pages(kv_cache)
     assert KVCache(KVCacheSpec(3, 2, 8, 4, torch.float32), 5, torch.device("cpu")).num_groups == 1
-
-
-def test_a_place_takes_a_block_of_each_group(new_cache):
-    cache = new_cache(12, 4, window=SlidingWindow(6), sees_all=SEES_ALL)
-    table = cache.open([1] * 9)
-    assert cache.num_blocks_needed(table, 9) == 9
-    cache.grow(table, 9)
-    assert len(set(table.block_ids)) == 9
-    assert cache.num_in_use_by_kind() == {"full": 3, "sliding": 6}
-    assert (cache.stats().num_slots_in_use, cache.stats().num_in_use) == (27, 9)
-    before = snapshot(cache)
-    with pytest.raises(OutOfBlocksError):
-        cache.grow(table, 17)
-    assert snapshot(cache) == before
-    cache.grow(table, 11)
-    cache.truncate(table, 8)
-    assert cache.num_in_use_by_kind() == {"full": 2, "sliding": 4}
 
 
 def test_only_groups_that_see_a_window_free(new_cache):

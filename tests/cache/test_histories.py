@@ -8,28 +8,10 @@ from tests.cache.histories import NewCache, random_history
 from tests.cache.plain import plain_manager_class, typed_cache
 
 EVERY_EVENT = (
-    "hit",
-    "hit with gaps",
-    "miss",
-    "out of blocks",
-    "copy on write",
-    "fork",
-    "reset",
-    "block freed",
-    "offered",
-    "loaded",
-    "lost by the tier",
-    "verify",
-    "reject",
-    "cut",
-    "reserved in groups",
-    "refused",
-    "hit with gaps in groups",
-    "copy on write in groups",
-    "block freed in groups",
-    "loaded in groups",
-    "reject in groups",
-)
+    "hit", "hit with gaps", "miss", "out of blocks", "copy on write", "fork", "reset", "block freed", "offered", "loaded",
+    "lost by the tier", "verify", "reject", "cut", "reserved in groups", "refused", "hit with gaps in groups",
+    "copy on write in groups", "block freed in groups", "loaded in groups", "reject in groups",
+)  # fmt: skip
 
 
 def run_histories(new_cache: NewCache, seeds: range) -> Counter:

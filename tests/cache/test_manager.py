@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from tests.cache.integrity import check_integrity
 from tests.cache.shadow import snapshot
 from tests.cache.test_invariants import computed, num_hit_tokens
 from twophase.cache.block_pool import BlockPool
@@ -16,14 +15,6 @@ from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
 def test_the_pool_refuses_to_be_empty():
     with pytest.raises(ConfigError, match="num_blocks=0"):
         BlockPool(0)
-
-
-def test_caching_can_be_switched_off(new_cache):
-    cache = new_cache(4, 2, enable_prefix_caching=False)
-    cache.close(computed(cache, [1, 2, 3, 4]))
-    assert num_hit_tokens(cache, [1, 2, 3, 4, 5]) == 0
-    assert cache.stats().num_cached == 0
-    check_integrity(cache)
 
 
 def test_a_table_cannot_shrink(new_cache):
@@ -42,26 +33,6 @@ def test_more_tokens_than_ids_cannot_be_published(new_cache):
         cache.publish(table, [1, 2, 3], 4)
     cache.publish(table, [1, 2, 3], 3)
     assert num_hit_tokens(cache, [1, 2, 3]) == 2
-
-
-def test_internal_fragmentation_counts_each_block_once(new_cache):
-    cache = new_cache(8, 4)
-    assert cache.stats().internal_fragmentation == 0
-    first = computed(cache, [1, 2, 3, 4, 5])
-    assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (2, 5)
-    assert cache.stats().internal_fragmentation == pytest.approx(3 / 8)
-    second = cache.fork(first)
-    assert cache.stats().num_slots_in_use == 5, "shared slots count once"
-    cache.grow(second, 7)
-    assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (3, 8)
-    cache.close(first)
-    assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (2, 7)
-    third = cache.open([1, 2, 3, 4, 9])
-    cache.close(second)
-    assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (1, 4)
-    cache.close(third)
-    assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (0, 0)
-    assert cache.stats().internal_fragmentation == 0
 
 
 def test_a_retried_request_counts_once(new_cache):

@@ -47,6 +47,17 @@ def test_what_is_overwritten_is_stored_under_its_own_key(new_cache):
     assert tier.stored.items() <= keys.items()
 
 
+def test_a_token_is_loaded_in_every_group_or_not_at_all(new_cache):
+    for num_held, num_loaded, num_tokens in ((5, 9, 8), (4, 3, 4), (4, 1, 0), (1, 1, 0)):
+        cache = new_cache(20, 4, **MIXED)
+        cache.tier = Notes(num_held, num_loaded)
+        table = cache.open([1] * 30)
+        cache.reserve(table, 30)
+        loaded = cache.load(table, [1] * 30)
+        assert (table.num_cached_tokens, len(loaded)) == (num_tokens, num_tokens // 2)
+        check_integrity(cache)
+
+
 def test_what_the_tier_lost_is_computed(new_cache):
     cache = new_cache(8, 2)
     for num_loaded in (4, 3, 0):
@@ -58,17 +69,6 @@ def test_what_the_tier_lost_is_computed(new_cache):
         assert (table.num_cached_tokens, table.num_offered_tokens, tier.loads) == (2 * num_loaded, 0, [4])
         cache.close(table)
         cache.reset_prefix_cache()
-
-
-def test_a_token_is_loaded_in_every_group_or_not_at_all(new_cache):
-    for num_held, num_loaded, num_tokens in ((5, 9, 8), (4, 3, 4), (4, 1, 0), (1, 1, 0)):
-        cache = new_cache(20, 4, **MIXED)
-        cache.tier = Notes(num_held, num_loaded)
-        table = cache.open([1] * 30)
-        cache.reserve(table, 30)
-        loaded = cache.load(table, [1] * 30)
-        assert (table.num_cached_tokens, len(loaded)) == (num_tokens, num_tokens // 2)
-        check_integrity(cache)
 
 
 def test_with_a_window_it_is_loaded_by_what_is_reserved(new_cache):

@@ -2,11 +2,9 @@
 
 import pytest
 
-from tests.cache.integrity import check_integrity
-from tests.cache.shadow import is_visible, keys_of, snapshot
+from tests.cache.shadow import is_visible, keys_of
 from tests.cache.test_invariants import computed
-from twophase.cache.manager import BlockTable, CacheManager
-from twophase.core.errors import ConfigError, OutOfBlocksError
+from twophase.core.errors import ConfigError
 from twophase_features.windows.sliding_window import SlidingWindow
 
 
@@ -64,31 +62,6 @@ def test_what_is_to_come_is_bounded_whatever_the_length(new_cache):
     assert cache.num_blocks_needed(table, 900) == 0, "more than needed for small chunks"
     plain = new_cache(300, 4)
     assert plain.num_blocks_needed(plain.open([1] * 900), 900) == 225
-
-
-def reserved(cache: CacheManager, token_ids: list[int]) -> BlockTable:
-    table = cache.open(token_ids)
-    cache.reserve(table, len(token_ids))
-    return table
-
-
-def test_what_is_reserved_no_other_table_takes(new_cache):
-    """A window of 6 with 2 sinks lies in 4 blocks at most; the short prompt reserves 2, and 4 are for any table."""
-    cache = new_cache(10, 4, False, window=SlidingWindow(6, 2))
-    long, short, other = reserved(cache, [1] * 900), reserved(cache, [2] * 7), cache.open([3] * 40)
-    assert (cache.stats().num_in_use, cache.num_free_blocks) == (0, 10 - 4 - 2)
-    assert cache.room(other, 40, cache.num_free_blocks) == 16
-    assert cache.room(long, 900, 0) == 16, "its own reservation"
-    assert cache.room(long, 900, 4) == 32, "and free blocks beside it"
-    cache.grow(other, 4)
-    late = cache.open([4] * 40)
-    before = snapshot(cache)
-    for refused in (lambda: cache.grow(other, 17), lambda: cache.reserve(late, 40)):
-        with pytest.raises(OutOfBlocksError, match="3 of 10 free and not reserved"):
-            refused()
-        assert snapshot(cache) == before
-    cache.grow(short, 7)
-    check_integrity(cache)
 
 
 def test_the_most_that_a_request_comes_to_hold(new_cache):

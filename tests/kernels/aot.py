@@ -1,6 +1,6 @@
 """Compile every production kernel for GPUs this machine does not have, and report on the compiled code.
 
-    python -m tests.kernels.aot [--target sm_90] [--kernel REGEX] [--json]
+    python -m tests.kernels.aot [--target sm_90] [--kernel REGEX]
 
 A stand-in driver claims to be the target and launches nothing, so the real wrappers run, on tensors without storage,
 through Triton's real specialisation: the compiled code is the code that a GPU would run. The report shows faults that
@@ -10,65 +10,42 @@ memory latency. Exit status 1: some kernel has a problem, named below its row.
 
 import argparse
 import dataclasses
-import json
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ptx_emulator import compiled_code
-from ptx_emulator.targets import TARGETS, CompileOnlyDriver, compiler_environment, require_compiler
+from ptx_emulator import CompilingProcess, compiled_code
+from ptx_emulator.targets import TARGETS, CompileOnlyDriver, require_compiler
 from tests.kernels import assembly
 from tests.kernels.production import AotConfig, production_configs
 from twophase_kernels._triton import triton
 
-ROOT = Path(__file__).parents[2]
-
 
 @dataclass(frozen=True)
 class CompiledReport:
-    """Figures of the compiled code of one kernel in one configuration for one target.
-
-    Attributes:
-        registers: Per thread.
-        spill_bytes: Bytes of spilled registers per thread (CUDA: STACK, AMD: scratch).
-        shared_bytes: Shared memory (LDS) per program.
-        matrix_instructions: The kinds that occur: wgmma, mma.sync, tcgen05, v_mfma.
-        async_copies: The kinds that occur: cp.async (16 bytes each; Ampere on), tma (bulk tensor copies; Hopper on).
-        vector_loads, narrow_loads: Global loads, asynchronous or not, of 16 bytes per thread, and of 4 or fewer.
-        is_streaming: It loops over tiles of keys, or of a weight's columns.
-        kv_buffers: Tiles of K, and of V (or of a weight, and of x) under way while one is worked on (see
-            `kv_buffer_depth`).
-        loop_instructions: A warp's, per tile (see `loop_instructions`); 0 where there is no loop over tiles, or no tool
-            to read the machine code (AMD).
-        block_n: Keys, or columns of a weight, per tile; 0 without.
-        dot_dtype: The operands of matrix products: bf16, f16, f32, or None without products.
-        keeps_subnormals: fp32 subnormals are not flushed to zero by a multiply; `decode_e4m3` relies on it.
-        compile_s: Seconds.
-    """
+    """Figures of the compiled code of one kernel in one configuration for one target."""
 
     kernel: str
     config: str
     target: str
-    is_streaming: bool
+    is_streaming: bool  # it loops over tiles of keys, or of a weight's columns
     num_warps: int
     num_stages: int
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-    matrix_instructions: tuple[str, ...]
-    async_copies: tuple[str, ...]
-    vector_loads: int
-    narrow_loads: int
-    kv_buffers: int
-    loop_instructions: int
-    block_n: int
-    dot_dtype: str | None
-    keeps_subnormals: bool
+    registers: int  # per thread
+    spill_bytes: int  # of registers per thread (CUDA: STACK, AMD: scratch)
+    shared_bytes: int  # per program
+    matrix_instructions: tuple[str, ...]  # the kinds that occur: wgmma, mma.sync, tcgen05, v_mfma
+    async_copies: tuple[str, ...]  # the kinds that occur: cp.async (16 bytes each; Ampere on), tma (Hopper on)
+    vector_loads: int  # global loads, asynchronous or not, of 16 bytes per thread
+    narrow_loads: int  # of 4 or fewer
+    kv_buffers: int  # tiles of K and V, or of a weight and x, under way while one is worked on (see `kv_buffer_depth`)
+    loop_instructions: int  # a warp's, per tile (see `loop_instructions`); 0 without such a loop, and for AMD
+    block_n: int  # keys, or columns of a weight, per tile; 0 without
+    dot_dtype: str | None  # the operands of matrix products: bf16, f16, f32, or None
+    keeps_subnormals: bool  # fp32 subnormals are not flushed to zero by a multiply; `decode_e4m3` relies on it
     compile_s: float
 
     @property
@@ -160,24 +137,15 @@ def _inspect(
     )
 
 
-def compile_in_subprocess(targets: Sequence[str], pattern: str = "") -> list[CompiledReport]:
+def compile_beside(targets: Sequence[str], pattern: str = "") -> list[CompiledReport]:
     """`compile_configs` in a process without the interpreter and with an empty kernel cache.
 
     Args:
         targets: Keys of `TARGETS`.
         pattern: Only configurations with a match of this regular expression in 'module: name'.
     """
-    with tempfile.TemporaryDirectory() as cache_dir:
-        command = [sys.executable, "-m", "tests.kernels.aot", "--json", "--in-process", "--kernel", pattern]
-        command += [word for target in targets for word in ("--target", target)]
-        environment = compiler_environment(cache_dir)
-        result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError(f"compiling for {', '.join(targets)} failed:\n{result.stderr[-4000:]}")
-    rows: list[dict[str, Any]] = json.loads(result.stdout)
-    # JSON has no tuples.
-    fields: list[dict[str, Any]] = [{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows]
-    return [CompiledReport(**row) for row in fields]
+    with CompilingProcess() as process:
+        return process.call(_compile_here, targets, pattern)
 
 
 def _compile_here(targets: Sequence[str], pattern: str) -> list[CompiledReport]:
@@ -190,37 +158,23 @@ def _compile_here(targets: Sequence[str], pattern: str) -> list[CompiledReport]:
     return [report for target in targets for report in compile_configs(target, configs)]
 
 
-def print_table(reports: Sequence[CompiledReport]) -> None:
-    row = "{:<7} {:<24} {:<63} {:>5} {:>6} {:>4} {:>5} {:>7}  {:<9} {:<13} {:>4}/{:<4} {:>3} {:>5} {:>7} {:>6}"
-    head = "target kernel config warps stages regs spill shared matrix async 16B <=4B K/V loop per-key sec"
-    print(row.format(*head.split()))
-    for r in reports:
-        matrix, copies = ",".join(r.matrix_instructions) or "-", ",".join(r.async_copies) or "-"
-        numbers = (r.num_warps, r.num_stages, r.registers, r.spill_bytes, r.shared_bytes, matrix, copies)
-        loads = (r.vector_loads, r.narrow_loads, r.kv_buffers)
-        per_key = "-" if r.instructions_per_key is None else f"{r.instructions_per_key:.1f}"
-        loop = (r.loop_instructions or "-", per_key, f"{r.compile_s:.1f}")
-        print(row.format(r.target, r.kernel, r.config, *numbers, *loads, *loop))
-        for problem in r.problems():
-            print(f"        ^ {problem}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.kernels.aot", description=__doc__.splitlines()[0])
     parser.add_argument("--target", action="append", choices=TARGETS, help="repeatable; all of them by default")
     parser.add_argument("--kernel", default="", metavar="REGEX", help="only configurations matching 'module: name'")
-    parser.add_argument("--json", action="store_true", help="one JSON list instead of the table")
-    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    targets = args.target or list(TARGETS)
-    reports = (_compile_here if args.in_process else compile_in_subprocess)(targets, args.kernel)
-    if args.json:
-        print(json.dumps([dataclasses.asdict(report) for report in reports]))
-    else:
-        print_table(reports)
-    if not args.in_process and any(report.problems() for report in reports):
+    reports = compile_beside(args.target or list(TARGETS), args.kernel)
+    for report in reports:
+        fields = dataclasses.asdict(report)
+        print(*(fields.pop(name) for name in ("target", "kernel", "config")), sep=", ")
+        print("   ", ", ".join(f"{name} {value}" for name, value in fields.items()))
+        for problem in report.problems():
+            print(f"        ^ {problem}")
+    if any(report.problems() for report in reports):
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    main()
+    from tests.kernels import aot  # a function of __main__ cannot be called in another process
+
+    aot.main()

@@ -24,24 +24,16 @@ def test_sizes():
             "T",
             r"x must be contiguous float32 \[T=4\], got torch.float32 \[4, 2\] with strides \(2, 1\)",
         ),
-        (torch.zeros(3), "T", r"\[T=4\], got torch.float32 \[3\]"),
         (torch.zeros(4).half(), "T", r"contiguous float32 \[T=4\], got torch.float16"),
         (torch.zeros(4, 3), "T 2", r"\[T=4, 2\], got torch.float32 \[4, 3\]"),
-        (torch.zeros(4, 5), "T T", r"\[T=4, T=4\]"),
         (torch.zeros(2, 3), "N N", r"\[N, N\]"),
         (torch.zeros(8)[::2], "T", "contiguous float32"),
         (torch.zeros(2, 4).T, "T | N", r"x must be float32 \[T=4, N\], contiguous from N on, got .*strides \(1, 4\)"),
-        (torch.zeros(4, 3, 5)[:, :, :4], "T | H D", r"\[T=4, H, D\], contiguous from H on"),
-        (torch.zeros(4, 3, 5)[:, :, :4].half(), "T H D |", r"x must be float32 \[T=4, H, D\], got"),
     ],
 )
 def test_refuses(tensor, form, message):
     with pytest.raises(ValueError, match=message):
         check_forms({"T": 4}, x=(tensor, form, torch.float32))
-
-
-def test_any_strides():
-    check_forms(x=(torch.zeros(2, 4, 3).permute(2, 1, 0)[::2], "A B C |", torch.float32))
 
 
 def test_devices():

@@ -36,17 +36,6 @@ def test_reference_equals_oracle(query_lens, kv_format):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "query_lens", "kv_format"),
-    [(DECODE, None, "none"), (DECODE, None, "fp8_e4m3"), (PREFILL, [50, 33], "none")],
-)
-def test_page_order_does_not_matter(kernel, query_lens, kv_format):
-    a, b = (make_case([100, 33], query_lens, kv_format=kv_format, device=HERE, page_seed=seed) for seed in (1, 2))
-    assert not torch.equal(a.block_tables, b.block_tables)
-    for x, y in zip(kernel(a), kernel(b), strict=True):
-        assert torch.equal(x, y)
-
-
-@pytest.mark.parametrize(
     ("kernel", "seq_lens", "query_lens", "heads"),
     [
         (functools.partial(DECODE, deterministic=True), [1100, 40, 513], None, (4, 2)),

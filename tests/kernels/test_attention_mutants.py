@@ -1,7 +1,6 @@
 """Planted bugs in the attention kernels, each of which a small peaky case must notice."""
 
 import functools
-import math
 
 import pytest
 import torch
@@ -14,12 +13,11 @@ from tests.kernels.cases import (
     attention_oracle,
     check_attention,
     far_away_case,
-    generator,
     make_case,
 )
 from tests.kernels.elementwise import kept_workspace
 from tests.kernels.test_attend_range import check_small_values
-from tests.kernels.test_merge_splits import merged
+from tests.kernels.test_merge_splits import check_merge
 from tests.kernels.test_paged_decode import check_find
 from tests.mutation import KillTable, Mutant
 from twophase_kernels.attend_range import Tiles
@@ -97,18 +95,6 @@ def check_chunks(module):
     assert kept[0][-6:].view(torch.int32).tolist() == [0, 1, 1, 3, 4, 1]
 
 
-def check_merge(module, num_splits=20, num_empty=3, offset=0):
-    rng = generator(0)
-    lse = (offset + 4 * torch.randn(2, num_splits, generator=rng)).double()
-    partial = torch.randn(2, num_splits, 64, generator=rng).double()
-    lse[:, :num_empty] = -math.inf
-    weight = torch.exp2(lse - offset)
-    want = (weight[..., None] * partial).sum(1) / weight.sum(1, keepdim=True).clamp(min=1e-300)
-    partial[:, :num_empty] = math.nan
-    out, total = merged(partial[None].float().to(HERE), lse[None].float().to(HERE), module)
-    assert_attention((out[0], total[0]), (want, torch.log2(weight.sum(1)) + offset))
-
-
 def check_far_away(module):
     check_attention(attend, module.paged_decode, far_away_case(), num_splits=1)
 
@@ -143,12 +129,9 @@ RANGE = [
     ("V scale left out", "p *= v_scale[None, :]", "p *= 1 / 127", options(check_decode, kv_format="int8")),
     ("V scaled by K's", "v_scale = load_scales(v_scale_ptr", "v_scale = load_scales(k_scale_ptr", options(check_decode, kv_format="fp8_e4m3")),
     ("weights times a scale below fp16", "scores * qk_scale + about_log2(v_scale)[None, :]", "scores * qk_scale", options(check_small_values, kv_format="fp8_e4m3", value_std=1e-4)),
-    ("scales' logarithm of the wrong sign", "+ about_log2(v_scale)", "- about_log2(v_scale)", options(check_small_values, kv_format="int8", value_std=1e-4)),
     ("LSE of the larger weights", "row_max = new_max", "row_max = new_max + (q[0].dtype == tl.float16)", options(check_decode, kv_format="fp8_e4m3", dtype=torch.float16)),
-    ("odd columns of K left out", "result = tl.dot(a[1], tl.trans(b[1]), result)", "result += 0", options(check_decode, kv_format="int8", dtype=torch.float16)),
     ("even queries times odd keys", "tl.dot(a[1], tl.trans(b[1]), result)", "tl.dot(a[0], tl.trans(b[1]), result)", options(check_decode, kv_format="int8", dtype=torch.float16)),
     ("even columns of V twice", "tl.dot(p, v[1], acc[1]", "tl.dot(p, v[0], acc[1]", options(check_decode, kv_format="int8", dtype=torch.float16)),
-    ("no rescaling of the odd output", "acc[1] * rescale[:, None]", "acc[1]", options(check_decode, kv_format="int8", dtype=torch.float16, seq_lens=(90, 33))),
     ("even and odd output swapped", "tl.interleave(state.acc[0], state.acc[1])", "tl.interleave(state.acc[1], state.acc[0])", options(check_decode, kv_format="int8", dtype=torch.float16)),
     ("pairs at the offset of codes", "D: tl.constexpr = layout.D if layout.PAIRS == \"no\" else layout.D // 2", "D: tl.constexpr = layout.D", options(check_decode, kv_format="int8", dtype=torch.float16)),
     ("scaled weights summed", "row_sum * rescale + tl.sum(p, axis=1)", "row_sum * rescale + tl.sum(p * (1.0 if KV_FORMAT == 'none' else 0.5), axis=1)", options(check_decode, kv_format="int8")),
@@ -160,18 +143,14 @@ RANGE = [
     ("padding of D read", "mask = (offs_d < D)[None, :]", "mask = (offs_d < BLOCK_D)[None, :]", check_padded_head_dim),
     ("32-bit offsets", "page_ids.to(tl.int64)", "page_ids", check_far_away),
     ("diagonal one too far", "positions[None, :] <= row_positions[:, None]", "positions[None, :] <= row_positions[:, None] + 1", check_prefill),
-    ("diagonal one too short", "positions[None, :] <= row_positions[:, None]", "positions[None, :] < row_positions[:, None]", check_prefill),
     ("window one too long", "> row_positions[:, None] - WINDOW", ">= row_positions[:, None] - WINDOW", options(check_prefill, **WINDOW)),
-    ("window one too short", "> row_positions[:, None] - WINDOW", "> row_positions[:, None] - WINDOW + 1", options(check_prefill, **WINDOW)),
     ("sinks in the window's tiles dropped", "in_window | (positions < NUM_SINKS)[None, :]", "in_window", options(check_prefill, **WINDOW)),
 ]  # fmt: skip
 
 
 DECODE = [
     ("last token dropped", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens)", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens - 1)", check_decode),
-    ("interleaved head map", "tokens, heads = 0, kv_head * G + offs_m", "tokens, heads = 0, kv_head + offs_m * H_KV", check_decode),
     ("scale not in base 2", "scale * LOG2_E, q.stride(0)", "scale, q.stride(0)", check_decode),
-    ("scale left out", "scale * LOG2_E, q.stride(0)", "LOG2_E, q.stride(0)", check_decode),
     ("every sequence reads the first table", "block_tables_ptr + sequence.to(tl.int64) * table_row_stride", "block_tables_ptr", check_decode),
     ("queries of a contiguous tensor assumed", "first_token.to(tl.int64) * q_row_stride", "first_token.to(tl.int64) * (H * D)", check_strided),
     ("splits overlap", "split_lo = lo + split * split_len", "split_lo = lo + split * (split_len - 1)", options(check_decode, seq_lens=(90, 33), num_splits=3)),
@@ -179,9 +158,6 @@ DECODE = [
     ("last split runs past the end", "split == num_splits - 1, seq_len, split_hi)", "split == num_splits - 1, split_lo + split_len, split_hi)", options(check_decode, seq_lens=(90, 33), num_splits=2)),
     ("no split takes what is left", "split == num_splits - 1, seq_len, split_hi)", "split < 0, seq_len, split_hi)", options(check_decode, seq_lens=(700, 33), max_seq_len=20, deterministic=True, num_splits=None)),
     ("window one too long", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "tl.maximum(seq_len - (WINDOW + num_tokens), 0)", options(check_decode, **WINDOW)),
-    ("window one too short", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "tl.maximum(seq_len - (WINDOW + num_tokens - 2), 0)", options(check_decode, **WINDOW)),
-    ("window starts before the sequence", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "(seq_len - (WINDOW + num_tokens - 1))", options(check_decode, **WINDOW)),
-    ("sinks dropped", "tl.minimum(NUM_SINKS, lo), 0)", "0, 0)", options(check_decode, **WINDOW)),
     ("sinks counted twice", "tl.minimum(NUM_SINKS, lo), 0)", "NUM_SINKS, 0)", options(check_decode, seq_lens=(10, 33), **WINDOW)),
     ("sinks in every split", "tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)", "tl.minimum(NUM_SINKS, lo)", options(check_decode, seq_lens=(90, 33), num_splits=2, window=40, num_sinks=3)),
     ("heads of the padding stored", "mask_m = offs_m < num_tokens * G", "mask_m = offs_m < 4", check_decode),
@@ -205,11 +181,9 @@ DECODE = [
 # Bugs that only sequences with several tokens show.
 FEW = [
     ("every token sees the last one's keys", "(seq_len - num_tokens) + tokens", "(seq_len - 1)", check_few),
-    ("causal from the chunk's end", "(seq_len - num_tokens) + tokens", "(seq_len - TOKENS) + tokens", check_few),
     ("rows packed head first", "tokens, heads = offs_m // G, kv_head * G + offs_m % G", "tokens, heads = offs_m % TOKENS, kv_head * G + offs_m // TOKENS", check_few),
     ("tokens of the sequence's number", "first_token = tl.load(cu_query_lens_ptr + sequence)", "first_token = sequence", check_few),
     ("one token too many", "cu_query_lens_ptr + sequence + 1) - first_token", "cu_query_lens_ptr + sequence + 1) - first_token + 1", check_few),
-    ("rows of the padding stored", "mask_m = offs_m < num_tokens * G", "mask_m = offs_m < BLOCK_M", check_few),
     ("queries one after another", "tokens * q_row_stride + heads * D", "tokens * (H * D) + heads * D", check_few_strided),
     ("results of a split among the partials", "tl.where(num_splits > 1, sequence * TOKENS, first_token)", "sequence * TOKENS", check_few),
     ("partials at the result's rows", "tl.where(num_splits > 1, sequence * TOKENS, first_token)", "first_token", options(check_few, num_splits=3)),
@@ -225,7 +199,6 @@ FEW = [
 MERGE_FEW = [
     ("merged rows of the sequence's number", "tl.load(cu_query_lens_ptr + row // ROWS) * H + row % ROWS", "row // ROWS * H + row % ROWS", options(check_few, num_splits=3)),
     ("absent tokens merged", "if out_row >= tl.load(cu_query_lens_ptr + row // ROWS + 1) * H:", "if out_row < 0:", options(check_few, num_splits=3)),
-    ("last token not merged", "if out_row >= tl.load(cu_query_lens_ptr + row // ROWS + 1) * H:", "if out_row >= tl.load(cu_query_lens_ptr + row // ROWS + 1) * H - H:", options(check_few, num_splits=3)),
     ("chunks of one token apart", "step = ROWS", "step = H", check_few_by_length),
     ("first chunk at one token's rows", ".to(tl.int64) * ROWS + row % ROWS", ".to(tl.int64) * H + row % ROWS", check_few_by_length),
 ]  # fmt: skip
@@ -237,19 +210,14 @@ PREFILL = [
     ("scale left out", "scale * LOG2_E, q.stride(0)", "LOG2_E, q.stride(0)", check_prefill),
     ("cached tokens forgotten", "num_cached = seq_len - chunk_len", "num_cached = 0 * seq_len", check_prefill),
     ("full tiles one too many", "(first_position + 1 - lo) // BLOCK_N * BLOCK_N", "tl.cdiv(first_position + 1 - lo, BLOCK_N) * BLOCK_N", check_prefill),
-    ("diagonal tile dropped", "hi = tl.minimum(first_position + BLOCK_Q, seq_len)", "hi = tl.minimum(first_position + BLOCK_Q, seq_len) // BLOCK_N * BLOCK_N", check_prefill),
     ("last key of the block dropped", "hi = tl.minimum(first_position + BLOCK_Q, seq_len)", "hi = tl.minimum(first_position + BLOCK_Q - 1, seq_len)", check_prefill),
-    ("keys after the chunk", "hi = tl.minimum(first_position + BLOCK_Q, seq_len)", "hi = first_position + BLOCK_Q", check_prefill),
     ("previous sequence", "// BLOCK_Q + middle <= block", "// BLOCK_Q + middle < block", check_prefill),
     ("sequence search stops early", "while end - first > 1:", "while end - first > 2:", options(check_prefill, query_lens=(40, 3, 5), cached=(9, 5, 0))),
     ("too few programs", "num_tokens // (tiles.block_m // group) + num_seqs", "num_tokens // (tiles.block_m // group)", check_prefill),
-    ("rows after the chunk stored", "& (first_token + tokens < chunk_len)", "& (tokens >= 0)", options(check_prefill, query_lens=(40, 3), return_lse=False)),
     # Row 63 of 64 is the next block's first token, whose own program runs before this one.
     ("idle rows stored", "mask_m = (offs_m < BLOCK_Q * G) &", "mask_m = (offs_m >= 0) &", options(check_prefill, query_lens=(60, 3), cached=(30, 5))),
     ("window starts late", "tl.maximum(first_position - WINDOW + 1, 0)", "tl.maximum(first_position - WINDOW + 2, 0)", options(check_prefill, **WINDOW)),
-    ("window's edge not masked", "tl.maximum(hi - WINDOW - lo, 0)", "0", options(check_prefill, window=40)),
     ("window's edge ends early", "tl.cdiv(tl.maximum(hi - WINDOW - lo, 0), BLOCK_N)", "(tl.maximum(hi - WINDOW - lo, 0) // BLOCK_N)", options(check_prefill, query_lens=(40, 3), cached=(90, 5), window=60)),
-    ("sinks dropped", "0, tl.minimum(NUM_SINKS, lo))", "0, 0)", options(check_prefill, **WINDOW)),
     ("sinks counted twice", "0, tl.minimum(NUM_SINKS, lo))", "0, NUM_SINKS)", options(check_prefill, **WINDOW)),
 ]  # fmt: skip
 
@@ -260,10 +228,8 @@ MERGE = [
     ("no split at all is 0 / 0", "tl.where(total == 0, 1.0, total)", "total", options(check_merge, num_empty=20)),
     ("weights in base e", "weight = tl.exp2(lse - m_safe)", "weight = tl.exp(lse - m_safe)", check_merge),
     ("LSE in base e", "m + tl.log2(total_safe)", "m + tl.log(total_safe)", check_merge),
-    ("LSE without the maximum", "m + tl.log2(total_safe)", "tl.log2(total_safe)", check_merge),
     ("not normalised", "tl.sum(acc, axis=0) / total_safe", "tl.sum(acc, axis=0)", check_merge),
     ("only the first 16 splits", "acc += weight[:, None] *", "acc += (start < BLOCK_S) * weight[:, None] *", check_merge),
-    ("maximum not subtracted", "weight = tl.exp2(lse - m_safe)", "weight = tl.exp2(lse)", options(check_merge, offset=200)),
 ]  # fmt: skip
 
 

@@ -13,7 +13,6 @@ import torch
 
 from ptx_emulator import emulated, inspect_call
 from tests.kernels.attention_grid import GridPoint, typical_points
-from tests.kernels.cpu.test_lab_kernels import check_lab_kernels
 from tests.kernels.linear_cases import LinearPoint, check_fp8_linear, check_linear, sample_points
 from tests.kernels.test_fp8_linear import check_tokens
 from tests.kernels.test_linear_splits import check_sum
@@ -222,11 +221,3 @@ def test_weights_are_read_once_and_at_full_width(compiling, target):
         assert all(access.efficiency == 1 for access in others)
         assert report.conflicts == report.stack_bytes == 0
         assert report.bytes_in_flight >= 2 * 128 * 128 * packed.nbytes // (256 * 512)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("target", COMPILED_FOR)
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
-def test_kernels_of_labs_2_and_3(compiling, target, dtype, tmp_path):
-    """The solved cells' kernels, through the launches with which the labs call them."""
-    compiling.call(on, target, check_lab_kernels, str(tmp_path), dtype, (20, 1, 40), (5, 1, 20))

@@ -11,7 +11,7 @@ import re
 import pytest
 import torch
 
-from ptx_emulator import EmulationError, MemoryFault, emulate, emulated
+from ptx_emulator import EmulationError, emulated
 from tests.kernels import test_attention_mutants
 from tests.kernels.cases import attend, check_attention, make_case
 from tests.kernels.planting import noticed_emulated, record_there
@@ -19,7 +19,6 @@ from tests.kernels.test_compiled import BF16, COMPILED_FOR, SMALL
 from tests.kernels.test_paged_decode import check_lengths
 from tests.kernels.test_paged_prefill import check_chunks
 from tests.mutation import KillTable, Mutant
-from twophase_kernels._triton import mode, tl, triton
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -130,39 +129,4 @@ def test_mutants_of_the_source(compiling, target, mutant, check):
     )
 
 
-@pytest.mark.full
-def test_a_cpu_accepts_a_false_alignment(compiling):
-    """The negative control: the same check, the same mutant, the other way to run it."""
-    assert mode() == "cpu"
-    check_shifted_queries(ALIGNMENT_LIE.load())
-    assert "misaligned" in compiling.call(noticed_emulated, ALIGNMENT_LIE, check_shifted_queries, "sm_80")
-
-
 # -- masks ------------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def copy_kernel(x_ptr, out_ptr, num_elements, far, BLOCK: tl.constexpr):
-    offs = tl.arange(0, BLOCK)
-    mask = offs < num_elements
-    x = tl.load(x_ptr + tl.where(mask, offs, offs + far), mask=mask, other=7.0)
-    tl.store(out_ptr + offs, x)
-
-
-def check_masks(target):
-    """Masked away, an address may point anywhere; let through, one element too far is a fault that names its line."""
-    x, out = torch.arange(100, dtype=torch.float32), torch.zeros(128)
-    emulate(copy_kernel, (1,), (x, out, 100, 1 << 30), target, BLOCK=128)
-    assert torch.equal(out[:100], x)
-    assert (out[100:] == 7).all()
-    with pytest.raises(MemoryFault, match=r"byte 400 of x_ptr, which has 400 at test_compiled_mutants.py:\d+ "):
-        emulate(copy_kernel, (1,), (x, out, 101, 0), target, BLOCK=128)
-    with pytest.raises(MemoryFault, match=r"of out_ptr, which has 508"):
-        emulate(copy_kernel, (1,), (x, out[:127].clone(), 100, 0), target, BLOCK=128)
-
-
-@pytest.mark.parametrize(
-    "target", ["sm_90", *(pytest.param(t, marks=pytest.mark.full) for t in ("sm_80", "sm_86", "sm_89"))]
-)
-def test_masks(compiling, target):
-    compiling.call(check_masks, target)

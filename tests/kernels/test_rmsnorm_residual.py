@@ -75,20 +75,11 @@ def test_no_rows():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": torch.zeros(4, 2, 8)}, r"x must be .* \[T, N\], contiguous from N on"),
-        (
-            {"x": torch.zeros(4, 0), "residual": None, "weight": torch.zeros(0)},
-            "rows must have 1 to 65536 elements, got 0",
-        ),
-        ({"x": torch.zeros(4, 8, dtype=torch.float64)}, "x must be float32 or float16 or bfloat16"),
-        ({"residual": torch.zeros(3, 8)}, r"residual must be float32 \[T=4, N=8\]"),
-        ({"residual": torch.zeros(4, 8, dtype=torch.float16)}, "residual must be float32"),
-        ({"residual": torch.zeros(8, 4).T}, r"residual must be .*, contiguous from N on"),
         ({"x": torch.zeros(8, 4).T}, r"x must be .*, contiguous from N on"),
-        ({"weight": torch.zeros(4)}, r"weight must be contiguous .*\[N=8\]"),
+        ({"x": torch.zeros(4, 0), "residual": None, "weight": torch.zeros(0)}, "1 to 65536 elements, got 0"),
+        ({"residual": torch.zeros(3, 8)}, r"residual must be float32 \[T=4, N=8\]"),
         ({"weight": torch.zeros(16)[::2]}, "weight must be contiguous"),
         ({"weight": torch.zeros(8, device="meta")}, "weight must be where x is"),
-        ({"eps": -1.0}, "eps must be at least 0"),
         ({"eps": float("nan")}, "eps must be at least 0"),
     ],
 )

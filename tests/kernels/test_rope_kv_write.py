@@ -75,41 +75,10 @@ def test_reference(kv_format):
     check_rope_kv_write(rope_kv_write_reference, SHAPES[1], torch.float16, kv_format, "cpu")
 
 
-def test_scores_depend_on_distance_alone():
-    """q at m times k at n is a function of m - n (arXiv:2104.09864, eq. 11): what rotary embedding is for."""
-    q, k, v = torch.randn(3, 1, 1, 64, generator=torch.Generator().manual_seed(0)).to(HERE)
-    tables = [table.float().to(HERE) for table in (angles(64).cos(), angles(64).sin())]
-    scores = []
-    for query_position, key_position in [(10, 3), (507, 500), (2007, 2000)]:
-        k_cache, v_cache = torch.zeros(2, 1, 1, 16, 64, device=HERE)
-        slots = torch.tensor([5, -1], device=HERE)
-        positions = torch.tensor([key_position, query_position], device=HERE)
-        rotated = rope_kv_write(
-            torch.cat([q, q]), torch.cat([k, k]), torch.cat([v, v]), *tables, positions, slots, k_cache, v_cache
-        )
-        scores.append(rotated[1, 0] @ k_cache[0, 0, 5])
-    # Angles up to 2007 radians in fp32 tables: 2^-24 of the norm of q times that of k.
-    torch.testing.assert_close(torch.stack(scores), scores[0].expand(3), rtol=0, atol=2e-5)
-
-
 def unrotated(num_tokens, head_dim):
     """cos, sin and positions that leave q and k as they are."""
     tables = torch.ones(1, head_dim // 2, device=HERE), torch.zeros(1, head_dim // 2, device=HERE)
     return *tables, torch.zeros(num_tokens, dtype=torch.int64, device=HERE)
-
-
-@pytest.mark.parametrize("kv_format", ["int8", "fp8_e4m3"])
-def test_codes_equal_the_reference(kv_format):
-    """Bit for bit: which of two equally near codes is taken does not depend on who writes."""
-    results = []
-    for function in (rope_kv_write, rope_kv_write_reference):
-        guards = [GuardedCache((3, 3, 16, 64), torch.float32, kv_format, HERE) for _ in "kv"]
-        q, k, v = new_kv(6, 3, 64, 7, torch.float32, HERE)
-        slots = torch.tensor(awkward_slots(7, 48, 16), device=HERE)
-        function(q, k, v, *unrotated(7, 64), slots, *[g.cache for g in guards], *[g.scale for g in guards])
-        results.append([tensor for g in guards for tensor in (g.buffer, g.scale_buffer)])
-    for got, want in zip(*results, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
 def test_cache_of_another_float_dtype():
@@ -144,45 +113,17 @@ def test_no_tokens():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q": torch.zeros(4, 6, 32)}, r"k must be float32 \[T=4, H_kv, D=32\], contiguous from D on"),
-        ({"q": torch.zeros(4, 6, 64, dtype=torch.float16)}, "k must be float16"),
         ({"q": torch.zeros(4, 64, 6).mT}, r"q must be .* \[T, H, D\], contiguous from D on"),
-        ({"cos": torch.zeros(99, 64)}, r"sin must be .*\[positions=99, D/2=64\]"),
+        ({"k": torch.zeros(4, 2, 64, dtype=torch.float64)}, "k must be float32"),
+        ({"v": torch.zeros(4, 2, 32)}, r"v must be float32 \[T=4, H_kv=2, D=64\]"),
         ({name: torch.zeros(99, 64) for name in ("cos", "sin")}, "D/2 columns, got D=64 and 64 columns"),
         ({"sin": torch.zeros(98, 32)}, r"sin must be contiguous float32 \[positions=99, D/2=32\]"),
-        ({"sin": torch.zeros(99, 32, dtype=torch.float64)}, "sin must be contiguous float32"),
-        ({"cos": torch.zeros(99, 64)[:, ::2]}, r"cos must be contiguous float32 .* with strides \(64, 2\)"),
         ({"positions": torch.zeros(4, dtype=torch.int32)}, r"positions must be contiguous int64 \[T=4\]"),
-        ({"positions": torch.zeros(3, dtype=torch.int64)}, r"positions must be contiguous int64 \[T=4\]"),
         ({"slot_mapping": torch.zeros(3, dtype=torch.int64)}, r"slot_mapping must be contiguous int64 \[T=4\]"),
-        ({"slot_mapping": torch.zeros(4, dtype=torch.int32)}, r"slot_mapping must be contiguous int64 \[T=4\]"),
-        ({"slot_mapping": torch.zeros(8, dtype=torch.int64)[::2]}, "slot_mapping must be contiguous"),
-        ({"v": torch.zeros(4, 2, 32)}, r"v must be float32 \[T=4, H_kv=2, D=64\]"),
-        ({"k": torch.zeros(4, 2, 64, dtype=torch.float64)}, "k must be float32"),
-        ({"k_cache": torch.zeros(3, 2, 16, 64, dtype=torch.float16)}, "v_cache must be float16"),
-        (
-            {"k_cache": torch.zeros(3, 4, 16, 64), "v_cache": torch.zeros(3, 4, 16, 64)},
-            r"k_cache must be .* \[N, H_kv=2, page, D=64\]",
-        ),
-        ({"k": torch.zeros(4, 64, 2).mT}, "k must be .* contiguous from D on"),
-        ({"k_scale": torch.zeros(3, 2, 16)}, "others take none; got torch.float32, k_scale given, v_scale missing"),
+        ({"k_cache": torch.zeros(3, 2, 16, 64, dtype=torch.int32)}, "k_cache must be .* or int8 or uint8"),
         ({"v_cache": torch.zeros(3, 16, 2, 64).transpose(1, 2)}, "same strides"),
         ({"v_cache": torch.zeros(3, 2, 16, 64, device="meta")}, "v_cache must be where q is"),
-        (
-            {name: torch.zeros(3, 2, 16, 64, dtype=torch.int8) for name in ("k_cache", "v_cache")},
-            "caches need k_scale and v_scale",
-        ),
-        (
-            {name: torch.zeros(3, 2, 16, 64, dtype=torch.int32) for name in ("k_cache", "v_cache")},
-            "k_cache must be .* or int8 or uint8",
-        ),
-        ({"sin": torch.zeros(99, 32, device="meta")}, "sin must be where q is"),
-        (
-            {"q": torch.zeros(4, 6, 63)}
-            | {name: torch.zeros(4, 2, 63) for name in "kv"}
-            | {name: torch.zeros(3, 2, 16, 63) for name in ("k_cache", "v_cache")},
-            "D must be even, .* got D=63 and 32 columns",
-        ),
+        ({"k_scale": torch.zeros(3, 2, 16)}, "others take none; got torch.float32, k_scale given, v_scale missing"),
     ],
 )
 def test_wrong_arguments(change, message):

@@ -1,62 +1,56 @@
-"""What ragged batches cost, counted: one program per sequence and KV head against splits by length."""
+"""What ragged batches cost, counted from lengths alone: one program per sequence and KV head against splits by length.
 
-import random
+Attention over long contexts ends when its longest program does. Programs are started in order, a number of slots run at
+once, and a program with t tiles of keys takes t units of time.
+"""
+
+import heapq
 
 import pytest
 
-from tests.kernels.split_balance import chunk_shares, even_shares, tail
-from twophase_kernels.paged_decode import choose_num_splits, is_split_by_length, max_rows
+from twophase_kernels._triton import cdiv
+from twophase_kernels.paged_decode import MIN_TOKENS_PER_CHUNK, choose_num_splits, is_split_by_length, max_rows
 
 # An H200's multiprocessors, with two programs of decode on each, and the heads of Llama 3 8B.
 SMS, SLOTS, KV_HEADS, BLOCK_N = 132, 2 * 132, 8, 64
 
 
+def even_shares(seq_lens, num_splits):
+    """Tiles of each program of one KV head, every sequence in `num_splits` parts."""
+    shares = []
+    for num_tiles in (cdiv(seq_len, BLOCK_N) for seq_len in seq_lens):
+        per_split = cdiv(num_tiles, num_splits)
+        shares += [min(per_split, max(0, num_tiles - split * per_split)) for split in range(num_splits)]
+    return shares
+
+
+def chunk_shares(seq_lens):
+    """The same, split by length."""
+    chunk_tiles = cdiv(max(cdiv(sum(seq_lens), len(seq_lens)), MIN_TOKENS_PER_CHUNK), BLOCK_N)
+    num_tiles = [cdiv(seq_len, BLOCK_N) for seq_len in seq_lens]
+    return [min(chunk_tiles, n - first) for n in num_tiles for first in range(0, max(1, n), chunk_tiles)]
+
+
+def end_of(shares):
+    """(when the last program ends, the share of the slots' time until then in which they have nothing to do)."""
+    slots = [0] * SLOTS
+    for share in list(shares) * KV_HEADS:
+        heapq.heapreplace(slots, slots[0] + share)
+    return max(slots), 1 - sum(slots) / len(slots) / max(slots)
+
+
 def before_and_after(seq_lens):
     assert choose_num_splits(len(seq_lens), KV_HEADS, max(seq_lens), SMS) == 1, "it fills the GPU"
     assert is_split_by_length(len(seq_lens), max(seq_lens))
-    shares, chunks = even_shares(seq_lens, 1, BLOCK_N), chunk_shares(seq_lens, BLOCK_N)
-    return tail(shares, KV_HEADS, SLOTS), tail(chunks, KV_HEADS, SLOTS)
+    chunks = chunk_shares(seq_lens)
+    assert len(chunks) <= 2 * len(seq_lens), "the grid is a bound"
+    return end_of(even_shares(seq_lens, 1)), end_of(chunks)
 
 
-def test_even_shares():
-    """130 keys are 3 tiles of 64: in 2 parts 2 and 1; in 4 parts 1, 1, 1 and none."""
-    assert even_shares([130, 0], 1, 64) == [3, 0]
-    assert even_shares([130, 64], 2, 64) == [2, 1, 1, 0]
-    assert even_shares([130], 4, 64) == [1, 1, 1, 0]
-
-
-def test_chunk_shares():
-    """1,600 + 128 + 128 keys: a mean of 619 keys, chunks of 10 tiles; 6 items, one of them idle."""
-    assert chunk_shares([1600, 128, 128], 64) == [10, 10, 5, 2, 2, 0]
-    assert chunk_shares([600, 0], 64) == [8, 2, 0, 0], (
-        "no chunk is shorter than 512 keys, and an empty sequence has one"
-    )
-
-
-def test_every_chunk_has_an_item():
-    """The grid is a bound for any lengths, and no tile is lost."""
-    rng = random.Random(0)
-    for _ in range(500):
-        seq_lens = [int(10 ** rng.uniform(0, 5)) - 1 for _ in range(rng.randint(1, 70))]
-        block_n = rng.choice([32, 64, 128])
-        shares = chunk_shares(seq_lens, block_n)
-        assert len(shares) == 2 * len(seq_lens)
-        assert sum(shares) == sum(even_shares(seq_lens, 1, block_n))
-
-
-def test_tail():
-    """Programs of 4, 1, 1 tiles twice, on two slots: 4 | 1 1, then 4 after the second of these, and so on."""
-    got = tail([4, 1, 1], num_kv_heads=2, num_slots=2)
-    assert (got.longest, got.end, got.ideal) == (4, 6, 6.0)
-    assert tail([4, 1], 1, 2) == (4, 4, 2.5)
-    assert tail([4, 1], 1, 2).waste == pytest.approx(0.375)
-    assert tail([], 1, 2).waste == 0
-
-
-def test_uniform_batches_are_as_before():
-    for num_seqs in (33, 64, 256):
-        before, after = before_and_after([8192] * num_seqs)
-        assert after == before
+@pytest.mark.parametrize("num_seqs", [33, 64, 256])
+def test_uniform_batches_are_as_before(num_seqs):
+    before, after = before_and_after([8192] * num_seqs)
+    assert after == before
 
 
 @pytest.mark.parametrize(
@@ -65,15 +59,12 @@ def test_uniform_batches_are_as_before():
     ids=["1 long of 64", "the last of 64 long", "2 long of 128"],
 )
 def test_one_long_sequence_among_short_ones(seq_lens, least_gain):
-    before, after = before_and_after(seq_lens)
-    assert before.end >= least_gain * after.end, (before, after)
-    assert after.waste < 0.4 < 0.8 < before.waste
+    (end_before, waste_before), (end_after, waste_after) = before_and_after(seq_lens)
+    assert end_before >= least_gain * end_after
+    assert waste_after < 0.4 < 0.8 < waste_before
 
 
 def test_verifying_drafts_of_one_long_sequence():
-    """5 tokens of 4 heads at 32K: a program per KV head in `paged_prefill`, now as many as for one token."""
-    num_splits = choose_num_splits(1, KV_HEADS, 32768, SMS)
-    before, after = (tail(even_shares([32768], n, BLOCK_N), KV_HEADS, SLOTS) for n in (1, num_splits))
+    """5 tokens of 4 heads at 32K: as many programs as for one token, 256 on 264 slots."""
     assert max_rows(128) >= 5 * 4
-    assert (before.longest, before.end) == (512, 512)
-    assert (after.longest, after.end) == (16, 16), "256 programs on 264 slots"
+    assert end_of(even_shares([32768], choose_num_splits(1, KV_HEADS, 32768, SMS)))[0] == 16

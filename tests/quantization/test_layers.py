@@ -12,8 +12,6 @@ from twophase_features.quantization import linear, rounding, weight
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase_features.quantization.linear import (
     ConcatLinear,
-    DynamicInt8Linear,
-    Int4Linear,
     PackedLinear,
     make_quantized_linear,
 )
@@ -172,17 +170,6 @@ def check_layers(module, names=tuple(SCHEMES), dtypes=(torch.float32, torch.bflo
 @pytest.mark.parametrize("name", SCHEMES)
 def test_layers_equal_dequantising_and_multiplying(name):
     check_layers(linear, [name])
-
-
-def test_each_kind_of_weight_has_its_layer():
-    layers = {
-        (name, dtype): make_quantized_linear(quantize(random_weight(), SCHEMES[name]), None, dtype)
-        for name, dtype in product(SCHEMES, (torch.float32, torch.bfloat16))
-    }
-    for (name, dtype), layer in layers.items():
-        assert isinstance(layer, DynamicInt8Linear) == (name == "int8_dynamic")
-        is_int4 = name in INT4 and dtype == torch.bfloat16 and linear._has_int4_operator()
-        assert isinstance(layer, Int4Linear) == is_int4
 
 
 @pytest.mark.skipif(not linear._has_int4_operator(), reason="not run here: torch has no int4 operator for this CPU")

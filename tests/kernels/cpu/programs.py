@@ -134,12 +134,6 @@ def counts_bins(x_ptr, out_ptr, BLOCK: tl.constexpr):
     tl.store(out_ptr + offs, tl.histogram(tl.load(x_ptr + offs), BLOCK))
 
 
-@triton.jit
-def misspelt(x_ptr, BLOCK: tl.constexpr):
-    offs = tl.arange(0, BLOCK)
-    tl.store(x_ptr + offs, offset)
-
-
 def with_driver(check, threads=None, limit_s=None):
     """A check, in a child, with a driver installed anew and no kernel launched yet; with a limit, checked."""
     forget()

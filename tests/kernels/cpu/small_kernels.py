@@ -45,7 +45,7 @@ def of_a_tile(rows: int, columns: int, *parts: tuple[str, tuple[int, ...]]):
 
 
 @triton.jit
-def constants(out_ptr, long_ptr, half_ptr):
+def constants(out_ptr, long_ptr, half_ptr, narrow_ptr):
     tl.store(out_ptr, float("inf"))
     tl.store(out_ptr + 1, float("-inf"))
     tl.store(out_ptr + 2, float("nan"))
@@ -56,6 +56,11 @@ def constants(out_ptr, long_ptr, half_ptr):
     tl.store(long_ptr + 1, 0x7FFFFFFFFFFFFFFF)
     tl.store(long_ptr + 2, -0x80000000)
     tl.store(half_ptr, 0.1)
+    i, j = tl.arange(0, 16), tl.arange(16, 32)
+    tl.store(long_ptr + 3 + i, j * j)
+    k = tl.arange(0, 2)
+    tl.store(narrow_ptr + k, tl.full([2], float("-inf"), tl.bfloat16))
+    tl.store(narrow_ptr + 2 + k, tl.full([2], 1.5, tl.bfloat16))
 
 
 @triton.jit
@@ -149,15 +154,6 @@ def read_twice(x_ptr, out_ptr, N: tl.constexpr):
     tl.store(x_ptr + i, before * 2)
     after = tl.load(x_ptr + i)
     tl.store(out_ptr + i, before + 10 * after)
-
-
-@triton.jit
-def through_pointers(table_ptr, out_ptr, N: tl.constexpr):
-    """A table of addresses, as integers."""
-    i = tl.arange(0, N)
-    for row in range(2):
-        source = tl.load(table_ptr + row).to(tl.pointer_type(tl.float32))
-        tl.store(out_ptr + row * N + i, tl.load(source + i))
 
 
 @triton.jit
@@ -307,16 +303,6 @@ def pairs(a_ptr, b_ptr, out_ptr, k, row_stride, M: tl.constexpr, N: tl.constexpr
 
 
 @triton.jit
-def of_rows(q_ptr, k_ptr, v_ptr, rows_ptr, out_ptr, N: tl.constexpr):
-    """(q k^T) v for rows of k and v that are found in a table; both are [_, N]."""
-    offs = tl.arange(0, N)
-    at = (tl.load(rows_ptr + offs) * N)[:, None]
-    place = offs[:, None] * N + offs[None, :]
-    scores = tl.dot(tl.load(q_ptr + place), tl.trans(tl.load(k_ptr + at + offs[None, :])), input_precision="ieee")
-    tl.store(out_ptr + place, tl.dot(scores, tl.load(v_ptr + at + offs[None, :]), input_precision="ieee"))
-
-
-@triton.jit
 def exchanged(a_ptr, b_ptr, out_ptr, n, N: tl.constexpr):
     """Accumulators that change places, and one that is read after its product; b is overwritten after it was read."""
     place = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
@@ -352,37 +338,6 @@ def smaller_with_nan(a, b):
 @triton.jit
 def times(a, b):
     return a * b
-
-
-@triton.jit
-def softmax(x_ptr, out_ptr, columns, N: tl.constexpr):
-    """Triton's tutorial 02."""
-    row, i = tl.program_id(0), tl.arange(0, N)
-    x = tl.load(x_ptr + row * columns + i, mask=i < columns, other=-float("inf"))
-    e = tl.exp(x - tl.max(x, axis=0))
-    tl.store(out_ptr + row * columns + i, e / tl.sum(e, axis=0), mask=i < columns)
-
-
-@triton.jit
-def layer_norm(x_ptr, w_ptr, b_ptr, out_ptr, mean_ptr, n, eps, N: tl.constexpr):
-    """Triton's tutorial 05, forward: three passes over a row in blocks."""
-    row, i = tl.program_id(0), tl.arange(0, N)
-    total = tl.zeros([N], tl.float32)
-    for start in range(0, n, N):
-        total += tl.load(x_ptr + row * n + start + i, mask=start + i < n, other=0.0).to(tl.float32)
-    mean = tl.sum(total, axis=0) / n
-    squares = tl.zeros([N], tl.float32)
-    for start in range(0, n, N):
-        x = tl.load(x_ptr + row * n + start + i, mask=start + i < n, other=0.0).to(tl.float32)
-        x = tl.where(start + i < n, x - mean, 0.0)
-        squares += x * x
-    rstd = 1 / tl.sqrt(tl.sum(squares, axis=0) / n + eps)
-    tl.store(mean_ptr + row, mean)
-    for start in range(0, n, N):
-        mask = start + i < n
-        w, b = tl.load(w_ptr + start + i, mask=mask), tl.load(b_ptr + start + i, mask=mask)
-        x = tl.load(x_ptr + row * n + start + i, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out_ptr + row * n + start + i, (x - mean) * rstd * w + b, mask=mask)
 
 
 @triton.jit
@@ -454,22 +409,6 @@ def fibonacci(out_ptr, n, N: tl.constexpr):
 
 
 @triton.jit
-def nested(x_ptr, out_ptr, rows, columns, N: tl.constexpr):
-    i = tl.arange(0, N)
-    total = tl.zeros([N], tl.float32)
-    for r in range(rows):
-        best = tl.full([N], -1000.0, tl.float32)
-        for c in range(0, columns, N):
-            x = tl.load(x_ptr + r * columns + c + i, mask=c + i < columns, other=-1000.0)
-            best = tl.maximum(best, x)
-        if r % 2 == 0:
-            total += best
-        else:
-            total -= best
-    tl.store(out_ptr + i, total)
-
-
-@triton.jit
 def early(x_ptr, out_ptr, n):
     pid = tl.program_id(0)
     if pid >= n:
@@ -504,18 +443,6 @@ def counts(out_ptr, low, high, step):
 
 
 @triton.jit
-def rolling(x_ptr, out_ptr, n, N: tl.constexpr):
-    """A carried tensor whose next value reads its other elements."""
-    i = tl.arange(0, N)
-    x = tl.load(x_ptr + i)
-    y = x
-    for _ in range(n):
-        x, y = tl.reshape(tl.trans(tl.reshape(x, [2, N // 2])), [N]), x + y
-    tl.store(out_ptr + i, x)
-    tl.store(out_ptr + N + i, y)
-
-
-@triton.jit
 def turning(x_ptr, out_ptr, n, N: tl.constexpr):
     """A carried tensor that is arranged anew at each turn."""
     i = tl.arange(0, N)
@@ -542,12 +469,6 @@ def asserts(x_ptr, out_ptr, N: tl.constexpr):
 
 
 @triton.jit
-def ranges(out_ptr):
-    i, j = tl.arange(0, 16), tl.arange(16, 32)
-    tl.store(out_ptr + i, j * j)
-
-
-@triton.jit
 def doubled(x_ptr, out_ptr, n, N: tl.constexpr):
     """Each step uses the one before twice: whoever writes it out has 2^26 terms."""
     i = tl.arange(0, N)
@@ -556,10 +477,3 @@ def doubled(x_ptr, out_ptr, n, N: tl.constexpr):
         place = place + place - i
         place = place - i + i
     tl.store(out_ptr + place, tl.load(x_ptr + i), mask=place < n)
-
-
-@triton.jit
-def narrow_constants(out_ptr):
-    i = tl.arange(0, 2)
-    tl.store(out_ptr + i, tl.full([2], float("-inf"), tl.bfloat16))
-    tl.store(out_ptr + 2 + i, tl.full([2], 1.5, tl.bfloat16))

@@ -67,15 +67,6 @@ def check_failure(module, monkeypatch, tmp_path, what):
             module.compile_c(FORTY_TWO, "my_kernel")
 
 
-@pytest.mark.parametrize("what", FAILURES)
-def test_failures(what, monkeypatch, tmp_path):
-    check_failure(compile_module, monkeypatch, tmp_path, what)
-
-
-def test_choice(monkeypatch, tmp_path):
-    check_choice(compile_module, monkeypatch, tmp_path)
-
-
 def test_a_compiler_that_vanishes(monkeypatch, tmp_path):
     gone = script(tmp_path, "compiler", "")
     monkeypatch.setenv("CC", gone)
@@ -114,10 +105,6 @@ def check_kept(module, monkeypatch, tmp_path):
         assert len(compiled) == 6, "other flags and other processors have libraries of their own"
 
 
-def test_kept(monkeypatch, tmp_path):
-    check_kept(compile_module, monkeypatch, tmp_path)
-
-
 def check_full_disk(module, monkeypatch, tmp_path):
     def full(*args):
         raise OSError("no space left")
@@ -129,14 +116,19 @@ def check_full_disk(module, monkeypatch, tmp_path):
     assert not [*tmp_path.iterdir()], "nothing is left behind"
 
 
-def test_full_disk(monkeypatch, tmp_path):
-    check_full_disk(compile_module, monkeypatch, tmp_path)
-
-
 def test_native_flags():
     first, *_ = compile_module.native_flags()
     assert first in ("-march=native", "-mcpu=native")
     assert " ".join(compile_module.native_flags()) in compile_module.toolchain().identity
+
+
+CHECKS = {what: partial(check_failure, what=what) for what in FAILURES}
+CHECKS |= {check.__name__: check for check in (check_choice, check_kept, check_full_disk)}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_compiler(name, monkeypatch, tmp_path):
+    CHECKS[name](compile_module, monkeypatch, tmp_path)
 
 
 MUTANTS = [

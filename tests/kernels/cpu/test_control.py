@@ -29,20 +29,6 @@ def test_carried_tensors_change_places(n, checked):
 
 
 @CHECKED
-def test_loops_and_branches_within_loops(checked):
-    x = torch.randn(5, 21)
-    out = torch.zeros(8)
-    run(kernels.nested, x, out, 5, 21, N=8, checked=checked)
-    padded = torch.full((5, 24), -1000.0)
-    padded[:, :21] = x
-    best = padded.view(5, 3, 8).amax(1)
-    expected = torch.zeros(8)
-    for r in range(5):
-        expected = expected + best[r] if r % 2 == 0 else expected - best[r]
-    assert torch.equal(out, expected)
-
-
-@CHECKED
 def test_early_return(checked):
     x = torch.tensor([3, -4, 5, -6, 7], dtype=torch.int32)
     out = torch.zeros(5, dtype=torch.int32)
@@ -71,17 +57,6 @@ def test_counters(low, high, step):
     run(kernels.counts, out, low, high, step, checked=True, limit_s=5)
     turns = list(range(low, high, step))
     assert out.tolist() == [len(turns), turns[-1] if turns else -1]
-
-
-@pytest.mark.parametrize("n", [0, 1, 3])
-def test_a_carried_tensor_that_reads_its_other_elements(n):
-    x = torch.randn(16)
-    out = torch.zeros(2, 16)
-    run(kernels.rolling, x, out, n, N=16)
-    y = x
-    for _ in range(n):
-        x, y = x.view(2, 8).T.reshape(16), x + y
-    assert torch.equal(out, torch.stack([x, y]))
 
 
 def test_a_carried_tensor_that_is_arranged_anew():

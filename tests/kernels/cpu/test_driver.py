@@ -81,20 +81,6 @@ def check_threads():
         triton_on_cpu.set_num_threads(0)
 
 
-def check_hooks():
-    seen = []
-    knobs = triton.knobs.runtime
-    knobs.launch_enter_hook, knobs.launch_exit_hook = (
-        lambda data: seen.append("enter"),
-        lambda data: seen.append("exit"),
-    )
-    try:
-        programs.double[(1,)](torch.ones(8), torch.zeros(8), 8, BLOCK=8)
-    finally:
-        knobs.launch_enter_hook = knobs.launch_exit_hook = None
-    assert seen == ["enter", "exit"]
-
-
 def check_autotuning():
     x, out = torch.ones(100), torch.zeros(100)
     programs.tuned[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, out, 100)
@@ -150,20 +136,13 @@ def check_lost_files():
     assert (out == 3).all()
 
 
-CHECKS = [check_arguments, check_grids, check_devices, check_threads, check_hooks, check_autotuning, check_do_bench,
+CHECKS = [check_arguments, check_grids, check_devices, check_threads, check_autotuning, check_do_bench,
           check_time_limits, check_lost_files, check_drivers_side_by_side]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_driver(compiling, check):
     compiling.call(with_driver, check)
-
-
-def test_the_interpreter_stays_the_interpreter():
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("not run here: about the interpreter")
-    with pytest.raises(triton_on_cpu.TritonOnCpuError, match="TRITON_INTERPRET was set when triton was imported"):
-        triton_on_cpu.install()
 
 
 def child(code, cache, **environment):

@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import mmap
-import threading
 from pathlib import Path
 
 import pytest
@@ -130,14 +129,6 @@ def test_moves(what, checked):
         assert torch.equal(values[place], want)
 
 
-def test_addresses_in_a_table():
-    rows = [numbers(16), -numbers(16)]
-    table = torch.tensor([row.data_ptr() for row in rows])
-    out = torch.zeros(2, 16)
-    run(kernels.through_pointers, table, out)
-    assert torch.equal(out, torch.stack(rows))
-
-
 @CHECKED
 def test_atomics(checked):
     x = torch.randint(0, 1000, (100,), dtype=torch.int32)
@@ -153,17 +144,10 @@ def test_atomics(checked):
 
 
 def test_floats_are_added_atomically():
-    """Small integers, whose sums are exact in any order; two threads at once."""
-    x = (torch.arange(320) % 3 - 1).float()
-    total = torch.zeros(1)
-    threads = [
-        threading.Thread(target=run, args=(kernels.add_floats, x, total), kwargs={"grid": (20,)}) for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert total.item() == 2 * x.sum().item()
+    """Small integers, whose sums are exact in any order."""
+    x, total = (torch.arange(320) % 3 - 1).float(), torch.zeros(1)
+    run(kernels.add_floats, x, total, grid=(20,))
+    assert total.item() == x.sum().item()
 
 
 def test_compare_and_swap():
@@ -222,21 +206,6 @@ def test_faults(what):
     fault = run(kernel, *values, grid=grid, checked=True, extents=extents)
     assert (fault.kind, fault.program[0], fault.argument, fault.element) == expected
     assert fault.line > 0
-
-
-def test_what_is_masked_is_not_even_checked():
-    index = whole(3, -2, 1 << 28, *[0] * 13)
-    assert run(kernels.gathered, numbers(10), index, torch.zeros(16), 1, checked=True) is None
-    assert run(kernels.gathered, numbers(4), whole(*[3] * 16), torch.zeros(16), 16, checked=True) is None
-
-
-def test_a_storage_may_be_used_as_a_whole():
-    """An argument may point into the middle of its storage: what lies before it may be read."""
-    x = numbers(64)
-    index = torch.arange(-16, 0, dtype=torch.int32)
-    out = torch.zeros(16)
-    assert run(kernels.gathered, x[16:], index, out, 16, checked=True) is None
-    assert torch.equal(out, x[:16])
 
 
 def test_the_first_fault_ends_the_launch():

@@ -2,7 +2,6 @@
 
 import ctypes
 import platform
-import re
 from contextlib import contextmanager
 
 import pytest
@@ -109,18 +108,6 @@ def test_what_is_not_copied(dtype, in_word, function):
     assert f"\nproduct_{function}(4, 64, 16, " in generated.c_source
 
 
-@pytest.mark.parametrize("checked", [False, True])
-def test_the_values_rows_are_asked_for_beside_the_keys(checked):
-    """Where two tiles lie at the same offsets, the first one's load prefetches the second."""
-    q, k, v = (whole_numbers(*shape, seed=seed) for seed, shape in enumerate(((16, 16), (40, 16), (40, 16))))
-    rows, out = torch.randperm(40)[:16].int(), torch.zeros(16, 16)
-    assert run(kernels.of_rows, q, k, v, rows, out, N=16, checked=checked) is None
-    assert torch.equal(out, q @ k[rows].T @ v[rows])
-    _, generated = build(kernels.of_rows, q, k, v, rows, out, N=16, checked=checked)
-    asked = re.findall(r"prefetch\(.*arg(\d) \+ .* - .*arg(\d)\)", generated.c_source)
-    assert asked == ([] if checked else [("2", "1")]), "v's, where k's row begins"
-
-
 LESS = ["-mno-amx-bf16", "-mno-amx-bf16 -mno-avx512bf16", "-mno-amx-bf16 -mno-avx512f"]
 
 
@@ -148,16 +135,6 @@ def test_bf16_on_processors_that_have_less(shape, turned, without):
         test_product_of_bf16(shape, turned)
 
 
-def test_pairs_keep_the_sign_and_the_size_of_bf16():
-    """No product of halves is exact by chance: numbers that use all bits of bf16, against sums in fp64."""
-    generator = torch.Generator().manual_seed(2)
-    a, b = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((8, 48), (48, 64)))
-    out = torch.zeros(8, 64)
-    run(kernels.pairs, a, lying(b, 2), out, 48, 64, M=8, N=64, K=16, IN=2)
-    expected, sizes = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-    assert ((out - expected).abs() <= 48 * 2**-24 * sizes).all()
-
-
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_accumulators_change_places(turns):
     a, b, out = whole_numbers(16, 16), whole_numbers(16, 16, seed=1), torch.zeros(4, 16, 16)
@@ -168,11 +145,3 @@ def test_accumulators_change_places(turns):
         product = a @ (a if turn else b)
         x, y, z, total = y + product, x, z + product, 2 * total + z
     assert torch.equal(out, torch.stack([x, y, z, total]))
-
-
-def test_sums_are_fp32():
-    """fp16 products of 1024 ones and a large number, which fp16 sums would lose."""
-    a, b = torch.ones(16, 32, dtype=torch.float16), torch.full((16, 32), 0.5, dtype=torch.float16)
-    a[:, 0] = 2048
-    b[:, 0] = 1
-    assert (product(a, b.T, turned=True) == 2048 + 31 * 0.5 + 1).all()

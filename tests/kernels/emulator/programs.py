@@ -1,8 +1,10 @@
 """Small PTX programs, written by hand, with their registers set before and read after."""
 
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
+import pytest
 
 from ptx_emulator import machine, memory, ptx, state
 
@@ -75,3 +77,12 @@ def global_memory(module: ModuleType) -> memory.GlobalMemory:
 def tiled(values: list[object], dtype: type, count: int = 32) -> np.ndarray:
     """The values over and over, `count` of them."""
     return np.resize(np.array(values, dtype), count)
+
+
+def checks_of(names: dict[str, object]) -> list[Callable[[ModuleType], None]]:
+    """A file's checks of a module of the emulator, perhaps with a bug planted."""
+    return [check for name, check in names.items() if name.startswith("check_")]
+
+
+def each_of(checks: list[Callable[[ModuleType], None]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("check", checks, ids=lambda check: check.__name__.removeprefix("check_"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ptx_emulator import CompilingProcess, EmulationError, MemoryFault, NotCoveredError, emulate, emulated
+from ptx_emulator import CompilingProcess, MemoryFault, emulate, emulated
 from ptx_emulator.targets import compiler_environment
 from twophase_kernels._triton import mode, tl, triton
 
@@ -134,14 +134,6 @@ def test_functions_of_main_are_refused(compiling):
     function.__module__ = "__main__"
     with pytest.raises(ValueError, match="is defined in __main__"):
         compiling.call(function)
-
-
-@pytest.mark.parametrize("kind", [EmulationError, MemoryFault, NotCoveredError])
-def test_errors_say_what_they_know(kind):
-    what = "not covered: what" if kind is NotCoveredError else "what"
-    assert str(kind("what")) == what
-    assert str(kind("what", "a.py:1")) == f"{what} at a.py:1"
-    assert str(kind("what", "a.py:1", "add")) == f"{what} at a.py:1  [add]"
 
 
 def test_the_example_of_the_docs(tmp_path):

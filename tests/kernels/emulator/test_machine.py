@@ -6,7 +6,7 @@ import pytest
 from ptx_emulator import EmulationError, NotCoveredError, machine
 from ptx_emulator.memory import GlobalMemory
 from ptx_emulator.ptx import parse
-from tests.kernels.emulator.programs import run, text_of
+from tests.kernels.emulator.programs import checks_of, each_of, run, text_of
 
 COUNT_TO_BLOCK = """mov.u32 %r1, %ctaid.x;
 mov.b32 %r2, 0;
@@ -32,12 +32,6 @@ def check_loops(module):
     # 3 and 1 outside of the loop; the loop's head once more than its body.
     assert got["executed"]["setp"] == 2 * sum(i + 1 for i in range(7))
     assert got["executed"]["add"] == 2 * (7 + 2 * sum(range(7)))
-
-
-def check_some_blocks_end_early(module):
-    lines = "mov.u32 %r1, %ctaid.x;\nmov.b32 %r2, 1;\nsetp.eq.s32 %p1, %r1, 1;\n@%p1 ret;\nmov.b32 %r2, 2;\nbar.sync 0;"
-    got = run(lines, threads=32, blocks=3, module=module)
-    np.testing.assert_array_equal(got["%r2"], np.repeat([2, 1, 2], 32))
 
 
 def check_divided_blocks_are_refused(module):
@@ -101,12 +95,9 @@ def check_endless_loops(module):
         module.MAX_STEPS = limit
 
 
-CHECKS = [
-    check_loops, check_some_blocks_end_early, check_divided_blocks_are_refused, check_negated_branches, check_traps,
-    check_errors_say_where, check_grids, check_endless_loops,
-]  # fmt: skip
+CHECKS = checks_of(globals())
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_of(CHECKS)
 def test_machine(check):
     check(machine)

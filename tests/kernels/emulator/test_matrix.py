@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ptx_emulator import EmulationError, MemoryFault, NotCoveredError, RaceError, matrix
-from tests.kernels.emulator.programs import run
+from tests.kernels.emulator.programs import checks_of, each_of, run
 
 KINDS = {"f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -292,14 +292,10 @@ def check_warpgroups(module):
         multiplying([PRODUCT], module, rd1=np.uint64(descriptor(32768 - 256, 128, 0, 1024)))
 
 
-CHECKS = [
-    check_load_matrices, check_store_matrices, check_mma, check_products, check_sums_go_on, check_a_in_registers,
-    check_order_of_products, check_sums_before_the_wait, check_fences_of_registers,
-    check_warpgroups,
-]  # fmt: skip
+CHECKS = checks_of(globals())
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_of(CHECKS)
 def test_matrices(check):
     check(matrix)
 
@@ -307,12 +303,10 @@ def test_matrices(check):
 @pytest.mark.parametrize(
     "line",
     [
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r1,%r2,%r3,%r4}, {%r1,%r2,%r3,%r4}, {%r1,%r2}, {%r1,%r2,%r3,%r4};",
         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r1,%r2,%r3,%r4}, {%r1,%r2,%r3,%r4}, {%r1,%r2}, {%r1,%r2,%r3,%r4};",
         "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 0, 1, 1;",
         PRODUCT.replace("0, 1, 1", "0, -1, 1"),
         "ldmatrix.sync.aligned.m8n16.x1.shared.b8 {%r1}, [%r1];",
-        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 64;",
     ],
 )
 def test_forms_that_are_not_covered(line):

@@ -8,7 +8,7 @@ import torch
 
 from ptx_emulator import MemoryFault, RaceError, memory
 from ptx_emulator.memory import SLOT_BITS
-from tests.kernels.emulator.programs import global_memory, run
+from tests.kernels.emulator.programs import checks_of, each_of, global_memory, run
 
 THREAD = np.arange(64, dtype=np.uint32)
 OWN, ACROSS = 4 * THREAD, 4 * (63 - THREAD)  # addresses: of each thread, and of one in the other warp
@@ -41,36 +41,17 @@ def check_write_then_read(module):
 
 
 def check_read_then_write(module):
-    first, read, write = (
-        "st.shared.b32 [%r1], 7;\nbar.sync 0;\n",
-        "ld.shared.b32 %r9, [%r2];",
-        "st.shared.b32 [%r1], %r3;",
-    )
+    first = "st.shared.b32 [%r1], 7;\nbar.sync 0;\n"
+    read, write = "ld.shared.b32 %r9, [%r2];", "st.shared.b32 [%r1], %r3;"
     assert (two_warps(f"{first}{read}\nbar.sync 0;\n{write}", module)["%r9"] == 7).all()
     is_race(f"{first}{read}\n{write}", "writes shared memory that another read", module)
-    # By both warps at once: each has read what the other writes, whoever's stamp was last.
-    is_race(
-        f"{first}ld.shared.b32 %r9, [global_smem+0];\n@%p1 st.shared.b32 [global_smem+0], 5;",
-        "that another read",
-        module,
-        p1=THREAD == 0,
-    )
-    is_race(
-        f"{first}ld.shared.b32 %r9, [global_smem+0];\n@%p1 st.shared.b32 [global_smem+0], 5;",
-        "that another read",
-        module,
-        p1=THREAD == 63,
-    )
-    # And one after the other.
-    one_by_one = "@%p1 ld.shared.b32 %r9, [global_smem+0];\n@!%p1 ld.shared.b32 %r9, [global_smem+0];\n"
-    for writer in (0, 63):
-        is_race(
-            f"{first}{one_by_one}@%p2 st.shared.b32 [global_smem+0], 5;",
-            "another read",
-            module,
-            p1=THREAD < 32,
-            p2=writer == THREAD,
-        )
+    # By both warps at once, or one after the other: each has read what the other writes, whoever's stamp was last.
+    at_once = "ld.shared.b32 %r9, [global_smem+0];\n"
+    one_by_one = f"@%p2 {at_once}@!%p2 {at_once}"
+    for reads in (at_once, one_by_one):
+        for writer in (0, 63):
+            lines = f"{first}{reads}@%p1 st.shared.b32 [global_smem+0], 5;"
+            is_race(lines, "that another read", module, p1=writer == THREAD, p2=THREAD < 32)
 
 
 def check_write_twice(module):
@@ -91,14 +72,8 @@ def check_narrow_neighbours(module):
 
 def check_blocks_are_apart(module):
     lines = "mov.u32 %r5, %ctaid.x;\nst.shared.b32 [%r1], %r5;\nbar.sync 0;\nld.shared.b32 %r9, [%r2];"
-    got = run(
-        lines,
-        {"%r1": np.tile(OWN, 3), "%r2": np.tile(ACROSS, 3)},
-        threads=64,
-        blocks=3,
-        shared_bytes=256,
-        module=module,
-    )
+    given = {"%r1": np.tile(OWN, 3), "%r2": np.tile(ACROSS, 3)}
+    got = run(lines, given, threads=64, blocks=3, shared_bytes=256, module=module)
     np.testing.assert_array_equal(got["%r9"], np.repeat([0, 1, 2], 64))
 
 
@@ -243,14 +218,10 @@ def check_atomics(module):
     assert y.item() == 31
 
 
-CHECKS = [
-    check_write_then_read, check_read_then_write, check_write_twice, check_narrow_neighbours, check_blocks_are_apart,
-    check_shared_faults, check_copies, check_groups_of_copies, check_copies_of_nothing, check_global_bounds, check_masks,
-    check_stores, check_views_share_an_address_range, check_atomics,
-]  # fmt: skip
+CHECKS = checks_of(globals())
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_of(CHECKS)
 def test_memory(check):
     check(memory)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ptx_emulator import NotCoveredError, memory, movement
-from tests.kernels.emulator.programs import run, tiled
+from tests.kernels.emulator.programs import checks_of, each_of, run, tiled
 
 LANE = np.arange(32, dtype=np.uint32)
 
@@ -89,12 +89,10 @@ def check_parameters_and_special_registers(module):
         np.testing.assert_array_equal(got[f"%r{i}"], np.broadcast_to(want, 192), str(i))
 
 
-CHECKS = [
-    check_vectors, check_narrow_loads, check_moves, check_guards, check_parameters_and_special_registers
-]  # fmt: skip
+CHECKS = checks_of(globals())
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_of(CHECKS)
 def test_movement(check):
     check(movement)
 
@@ -103,12 +101,9 @@ def test_movement(check):
     ("line", "message"),
     [
         ("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier [%r1], [%rd1, {%r2, %r3}], [%r4];", "TMA"),
-        ("cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];", "TMA"),
         ("mbarrier.init.shared::cta.b64 [%r1], 1;", "mbarrier"),
         ("ld.local.b32 %r1, [%rd1];", "of global and shared memory only"),
-        ("ld.shared::cluster.b32 %r1, [%r1];", "of global and shared memory only"),
         ("st.local.b32 [%rd1], %r1;", "of global and shared memory only"),
-        ("atom.shared.add.f32 %r1, [%r2], %r3;", "atom.shared.add.f32"),
         ("atom.global.cas.b32 %r1, [%rd2], %r3, %r4;", "atom.global.cas.b32"),
         ("cp.async.ca.shared.global [%r1], [%rd1], 0x10, 8;", "a part of its bytes"),
         ("mov.u32 %r1, %clusterid.x;", "clusterid"),

@@ -3,8 +3,7 @@
 import pytest
 
 from ptx_emulator import ptx
-from ptx_emulator.ptx import Address, Literal, Pair, Register
-from tests.kernels.emulator.programs import text_of
+from tests.kernels.emulator.programs import checks_of, each_of, text_of
 
 
 def parsed(lines, module=ptx):
@@ -12,6 +11,7 @@ def parsed(lines, module=ptx):
 
 
 def check_operands(module):
+    register, literal, address, pair = module.Register, module.Literal, module.Address, module.Pair
     load, shuffle, move, product, negative, wide = parsed(
         """ld.global.v2.b32 {%r1, %r2}, [%rd1 + 16];
         shfl.sync.bfly.b32 %r3|%p1, %r1, 16, 31, -1;
@@ -34,10 +34,11 @@ def check_operands(module):
 
 
 def check_guards_and_labels(module):
+    register = module.Register
     program = module.parse(text_of("@%p1 bra $L__BB0_2;\n@!%p2 mov.b32 %r1, 5;\n$L__BB0_2:\nret;"))
     first, second, last, _ = program.instructions
-    assert (first.guard, first.guard_negated) == (Register("%p1"), False)
-    assert (second.guard, second.guard_negated) == (Register("%p2"), True)
+    assert (first.guard, first.guard_negated) == (register("%p1"), False)
+    assert (second.guard, second.guard_negated) == (register("%p2"), True)
     assert last.guard is None
     assert program.labels == {"$L__BB0_2": 2}
 
@@ -73,13 +74,10 @@ def check_head(module):
     assert [register.bits for register in program.instructions[0].operands[1]] == [1, 16, 32, 64]
 
 
-CHECKS = [
-    check_operands, check_guards_and_labels, check_source_lines, check_comments_and_long_statements, check_scopes,
-    check_head,
-]  # fmt: skip
+CHECKS = checks_of(globals())
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_of(CHECKS)
 def test_parser(check):
     check(ptx)
 

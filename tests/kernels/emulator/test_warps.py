@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ptx_emulator import EmulationError, NotCoveredError, warps
-from tests.kernels.emulator.programs import run
+from tests.kernels.emulator.programs import checks_of, each_of, run
 
 LANE = np.arange(32, dtype=np.uint32)
 VALUES = np.random.default_rng(0).integers(0, 2**32, 32, np.uint64).astype(np.uint32)
@@ -45,15 +45,6 @@ def check_shuffles(module):
     np.testing.assert_array_equal(both["%r9"], np.arange(64) ^ 1)  # no value leaves its warp
 
 
-def check_reductions(module):
-    x = np.arange(64, dtype=np.int32) * 7919 % 101 - 50
-    got = run(
-        "redux.sync.max.s32 %r9, %r1, -1;\nredux.sync.add.s32 %r8, %r1, -1;", {"%r1": x}, threads=64, module=module
-    )
-    np.testing.assert_array_equal(got["%r9"].view(np.int32), np.repeat([x[:32].max(), x[32:].max()], 32))
-    np.testing.assert_array_equal(got["%r8"].view(np.int32), np.repeat([x[:32].sum(), x[32:].sum()], 32))
-
-
 def check_votes(module):
     p = np.arange(64) == 37
     lines = "vote.sync.any.pred %p2, %p1, -1;\nvote.sync.all.pred %p3, %p1, -1;\nvote.sync.ballot.b32 %r9, %p1, -1;"
@@ -81,9 +72,9 @@ def check_parts_of_warps_and_blocks(module):
         run("bar.arrive 0, 64;", module=module)
 
 
-CHECKS = [check_shuffles, check_reductions, check_votes, check_parts_of_warps_and_blocks]
+CHECKS = checks_of(globals())
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_of(CHECKS)
 def test_warps(check):
     check(warps)
