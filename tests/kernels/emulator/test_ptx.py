@@ -22,15 +22,15 @@ def check_operands(module):
         module,
     )[:-1]
     assert (load.name, load.modifiers) == ("ld", ("global", "v2", "b32"))
-    assert load.operands == ((Register("%r1"), Register("%r2")), Address(Register("%rd1"), 16))
-    assert shuffle.operands[0] == Pair(Register("%r3"), Register("%p1"))
-    assert shuffle.operands[1:] == (Register("%r1"), Literal(16), Literal(31), Literal(-1))
-    assert move.operands[1] == Literal(0xBF800000)
+    assert load.operands == ((register("%r1"), register("%r2")), address(register("%rd1"), 16))
+    assert shuffle.operands[0] == pair(register("%r3"), register("%p1"))
+    assert shuffle.operands[1:] == (register("%r1"), literal(16), literal(31), literal(-1))
+    assert move.operands[1] == literal(0xBF800000)
     assert len(product.operands) == 8
     assert len(product.operands[0]) == 4
-    assert product.operands[3:] == (Literal(0), Literal(1), Literal(1), Literal(0), Literal(0))
-    assert negative.operands[1] == Address(Register("global_smem"), -4)
-    assert wide.operands[1] == Literal(16)
+    assert product.operands[3:] == (literal(0), literal(1), literal(1), literal(0), literal(0))
+    assert negative.operands[1] == address(register("global_smem"), -4)
+    assert wide.operands[1] == literal(16)
 
 
 def check_guards_and_labels(module):
@@ -64,7 +64,7 @@ def check_scopes(module):
     first, second, third, _ = program.instructions
     assert first.operands[0] != second.operands[0]
     assert (first.operands[0].bits, second.operands[0].bits) == (32, 16)
-    assert third.operands == (Register("%r2"), Register("%r1"))
+    assert third.operands == (module.Register("%r2"), module.Register("%r1"))
 
 
 def check_head(module):
