@@ -2,6 +2,7 @@
 
 from twophase_labs.machine.sources import sources
 
+READ = "2026-11"
 SOURCES = sources("""
 vLLM, main, commit 00388f6: https://github.com/vllm-project/vllm/blob/00388f6573ccfcffad607b8c9ecdf341a4669ceb/vllm/sampling_params.py
 vLLM, main, commit 0052a5b: https://github.com/vllm-project/vllm/blob/0052a5b818980ce8a0477706aaf9f75bd5af72cd/vllm/config/model.py

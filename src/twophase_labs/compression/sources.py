@@ -2,6 +2,7 @@
 
 from twophase_labs.machine.sources import sources
 
+READ = "2026-11"
 SOURCES = sources("""
 NVIDIA Model Optimizer, read November 2026: https://nvidia.github.io/Model-Optimizer/guides/_choosing_quant_methods.html
 ZenDNN (vLLM on AMD's CPUs), 6.0.0: https://docs.amd.com/r/en-US/57300-ZenDNN-user-guide/LLM-Compressed-Models?contentId=GU0vJngdbHEFBmdi1UBVSA

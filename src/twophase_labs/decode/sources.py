@@ -2,6 +2,7 @@
 
 from twophase_labs.machine.sources import sources
 
+READ = "2026-11"
 SOURCES = sources("""
 vLLM, main, commit 002f10e: https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py
 vLLM, 0.25.0: https://docs.vllm.ai/en/v0.25.0/features/quantization/quantized_kvcache/

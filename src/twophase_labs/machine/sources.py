@@ -1,4 +1,4 @@
-"""Where a fact from elsewhere was read: each chapter's `sources.py` lists them in `SOURCES`."""
+"""Where a fact from elsewhere was read: each chapter's `sources.py` lists them in `SOURCES`; `READ` is the month."""
 
 from dataclasses import dataclass
 

@@ -2,6 +2,7 @@
 
 from twophase_labs.machine.sources import sources
 
+READ = "2026-11"
 SOURCES = sources("""
 vLLM, latest, read November 2026: https://docs.vllm.ai/en/latest/features/disagg_prefill/
 vLLM, merged September 2025: https://github.com/vllm-project/vllm/pull/19330

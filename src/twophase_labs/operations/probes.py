@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -72,7 +72,7 @@ def best_sentences(text: str, question: str, num_best: int) -> list[str]:
     return [sentences[i] for i in sorted(chosen)]
 
 
-@cache
+@lru_cache(maxsize=1)  # a laptop of 8 GB has room for one
 def _llm(quantization: str | None) -> LLM:
     return LLM(quantization=quantization, max_model_len=512, num_kv_blocks=256)
 

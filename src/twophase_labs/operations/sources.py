@@ -2,6 +2,7 @@
 
 from twophase_labs.machine.sources import sources
 
+READ = "2026-11"
 SOURCES = sources("""
 vLLM, January 2026: https://github.com/vllm-project/vllm/pull/32442
 Kubernetes, its source, read November 2026: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination-flow

@@ -2,6 +2,7 @@
 
 from twophase_labs.machine.sources import sources
 
+READ = "2026-11"
 SOURCES = sources("""
 SGLang, documentation read in November 2026: https://docs.sglang.io/advanced_features/attention_backend.html
 NVIDIA H100 SXM, data sheet: https://www.nvidia.com/en-us/data-center/h100/

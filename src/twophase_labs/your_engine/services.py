@@ -56,9 +56,9 @@ class Service:
 
 SERVICES = {
     "chat": Service(
-        "40 messages a second: instructions of 600 tokens that all share, 250 of their own, 200 to write",
+        "32 messages a second: instructions of 600 tokens that all share, 250 of their own, 200 to write",
         RandomWorkload(
-            "chat", 600, Poisson(40.0), LogNormalLengths(250, 0.6, 20, 1500), LogNormalLengths(200, 0.5, 20, 800),
+            "chat", 600, Poisson(32.0), LogNormalLengths(250, 0.6, 20, 1500), LogNormalLengths(200, 0.5, 20, 800),
             SharedPrefix(1, 600), seed=1,
         ),
         4096,
@@ -72,12 +72,12 @@ SERVICES = {
         ),
         4096,
         None,
-        18,
+        21,
     ),
     "retrieval": Service(
-        "2.5 questions a second, each about one of 40 handbooks of 12,000 tokens; 150 of their own, 100 to write",
+        "2 questions a second, each about one of 40 handbooks of 12,000 tokens; 150 of their own, 100 to write",
         RandomWorkload(
-            "retrieval", 400, Poisson(2.5), UniformLengths(100, 200), LogNormalLengths(100, 0.4, 20, 300),
+            "retrieval", 400, Poisson(2.0), UniformLengths(100, 200), LogNormalLengths(100, 0.4, 20, 300),
             SharedPrefix(40, 12_000), seed=3,
         ),
         16_384,

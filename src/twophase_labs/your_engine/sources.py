@@ -2,6 +2,7 @@
 
 from twophase_labs.machine.sources import sources
 
+READ = "2026-11"
 SOURCES = sources("""
 vLLM, latest, 2026: https://docs.vllm.ai/en/latest/design/prefix_caching/
 """)

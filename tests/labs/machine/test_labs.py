@@ -4,11 +4,13 @@ As shipped nothing scores, solved everything passes, every wrong answer of the b
 for it, and every right one is accepted. `python -m twophase_labs.machine.prove` prints the same as a table.
 """
 
+import datetime
+import importlib
 from pathlib import Path
 
 import pytest
 
-from twophase_labs.machine import lint
+from twophase_labs.machine import lint, rules
 from twophase_labs.machine.build import learner_notebook
 from twophase_labs.machine.grading.grade import Grader
 from twophase_labs.machine.lab import Workbook
@@ -48,3 +50,11 @@ def test_every_proof_holds(number, only):
         threads = [lane.num_threads for lane in grader._idle]
     assert [row for row in rows if not row.holds] == []
     assert set(threads) == {1}, "a worker with more than one thread cannot be forked safely"
+
+
+@pytest.mark.parametrize("number", [n for n in LABS if rules.sources_of(WORKBOOK.lab(n))])
+def test_what_the_boxes_say_was_read_within_nine_months(number):
+    """Fails by the calendar: read the pages of the lab's boxes again, mend what has changed, and write the month."""
+    year, month = map(int, importlib.import_module(f"{WORKBOOK.lab(number).package}.sources").READ.split("-"))
+    today = datetime.date.today()
+    assert 0 <= 12 * (today.year - year) + today.month - month < 9
