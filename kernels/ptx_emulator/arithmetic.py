@@ -50,7 +50,7 @@ def _type_of(letter: str, instruction: Instruction) -> str:
 
 
 def plain(function: Function) -> Function:
-    """Of an instruction without variants."""
+    """The function of an instruction without variants."""
     return lambda how, *numbers: function(*numbers)
 
 

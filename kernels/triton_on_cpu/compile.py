@@ -1,7 +1,7 @@
 """From C to a shared object: which C compiler, its flags, its failures, and where this package's own library is kept.
 
-Kernels are kept by Triton's disk cache, whose key includes `toolchain().identity`. The library that runs them, pool.c,
-is kept in the same folder. Files appear there by renaming, so that processes may compile the same thing at once.
+Kernels are kept by Triton's disk cache, whose key includes `toolchain().identity`; so is pool.c, the library that runs
+them. Files appear there by renaming, so that processes may compile the same thing at once.
 """
 
 import ctypes
@@ -17,6 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from triton.runtime.cache import get_cache_manager
 
 from triton_on_cpu.errors import CompilerError, CompilerMissingError
 
@@ -166,29 +168,14 @@ def _run(command: list[str], name: str) -> None:
     )
 
 
-def library(path: Path, folder: Path) -> ctypes.CDLL:
-    """This package's C file `path`, compiled once per compiler and kept in `folder`."""
+def library(path: Path) -> ctypes.CDLL:
+    """This package's C file `path`, compiled once per compiler and kept in Triton's cache."""
     source = path.read_text() + (HERE / "runtime.h").read_text()
-    key = hashlib.sha256((source + toolchain().identity).encode()).hexdigest()[:20]
-    kept = folder / f"triton_on_cpu_{path.stem}_{key}.so"
-    if not kept.exists():
-        replace_file(kept, compile_c(path.read_text(), path.name))
+    key = hashlib.sha256((source + toolchain().identity).encode()).hexdigest()
+    files, name = get_cache_manager(key), f"{path.stem}.so"
+    kept = files.get_file(name) or files.put(compile_c(path.read_text(), path.name), name)
     try:
-        return ctypes.CDLL(str(kept))
+        return ctypes.CDLL(kept)
     except OSError as error:  # truncated by a crash, say
-        kept.unlink(missing_ok=True)
+        Path(kept).unlink(missing_ok=True)
         raise CompilerError(f"{kept} does not load ({error}); it was removed. Run again.") from error
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """The file appears whole or not at all; of two processes the last wins, and both have the same content."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -2,10 +2,8 @@
 
 import ctypes
 from functools import cache
-from pathlib import Path
 
 import torch
-import triton
 
 from triton_on_cpu.compile import HERE, library
 
@@ -27,7 +25,7 @@ def num_threads() -> int:
 @cache
 def pool() -> ctypes.CDLL:
     """The compiled pool.c, one for all kernels of this process."""
-    loaded = library(HERE / "pool.c", Path(triton.knobs.cache.dir))
+    loaded = library(HERE / "pool.c")
     loaded.pool_launch.argtypes = [ctypes.c_char_p]
     loaded.pool_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
     loaded.pool_start.argtypes = loaded.pool_run.argtypes

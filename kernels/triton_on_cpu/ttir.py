@@ -299,19 +299,13 @@ class _Parser:
 
     def define_loop_arguments(self, op: Op, line: str) -> None:
         """Define the values that a loop carries: they are named in its header, not in a block's."""
+        names, initials = [name for name, _ in _carried(line)], op.operands
         if op.name == "scf.for":
-            (name,) = groups_of(r"scf\.for (?:unsigned )?(%[\w$.-]+) = ", line)
-            op.regions[0].arguments.append(self.define(name, Value(op.operands[0].type, name=name[1:])))
+            names = [*groups_of(r"scf\.for (?:unsigned )?(%[\w$.-]+) = ", line), *names]
+            initials = [op.operands[0], *op.operands[3:]]
         if op.name in ("scf.for", "scf.while"):
-            for name, initial in _carried(line):
-                argument = Value(self.look_up_outside(initial).type, name=name[1:])
-                op.regions[0].arguments.append(self.define(name, argument))
-
-    def look_up_outside(self, name: str) -> Value:
-        inside = self.scopes.pop()
-        value = self.look_up(name)
-        self.scopes.append(inside)
-        return value
+            for name, initial in zip(names, initials, strict=True):
+                op.regions[0].arguments.append(self.define(name, Value(initial.type, name=name[1:])))
 
 
 def _element(text: str) -> str:

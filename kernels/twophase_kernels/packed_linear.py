@@ -10,7 +10,7 @@ laid out in the order of reading: blocks of 64 outputs, and in each a row of 64 
     4 bits     w = scale * code + minimum, in groups of 32, 64 or 128 columns,        int32   [B, I / 8, 64]
                codes 0 to 15
 
-B is O / 64 rounded up. Of floats W is a multiple of 16; the padding is zeros. A row of words is four vectors of
+B is O / 64 rounded up. W is a multiple of 16 for floats; the padding is zeros. A row of words is four vectors of
 AVX-512; AVX512_BF16 multiplies pairs as they are. With AVX-512 oneDNN lays out weights exactly so (its names are
 `BA16a64b` and `BA16a64b2a`, and W is padded alike), so that one copy serves its product of many rows and this kernel:
 see `twophase_features.triton.linear`.
@@ -314,7 +314,7 @@ def launch_packed_linear(
 
 
 def _bits(scales: Tensor | None, minima: Tensor | None) -> int:
-    """Of a code; 0: the words hold floats."""
+    """Bits per code; 0: the words hold floats."""
     return 0 if scales is None else 8 if minima is None else 4
 
 

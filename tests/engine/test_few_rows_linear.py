@@ -252,7 +252,7 @@ MUTANTS = [
     ("wrong columns", check_codes, "x.shape[1] != self.shape[1] or ", ""),
     ("signed codes as they are", check_codes, "codes, minima = codes + 8, -8 * weight.scales", "minima = -8 * weight.scales"),
     ("columns in the codes' order", check_codes, "        if self.input_order is not None:", "        if False:"),
-    ("bias of codes left out", check_codes, "self.shape[0], self.bias, self.dtype", "self.shape[0], None, self.dtype"),
+    ("bias of codes left out", check_codes, "self.shape[0], self.bias, self.scales", "self.shape[0], None, self.scales"),
     ("rounded activations", check_codes, "weight.activations is not None or ", ""),
 ]  # fmt: skip
 

@@ -23,7 +23,7 @@ class FewRows:
 
     Attributes:
         words: The weight as the kernel reads it.
-        scales, minima: Of codes, as the kernel reads them; see `packed_linear`.
+        scales, minima: The codes' scales and minima, as the kernel reads them; None: the words hold floats.
         shape: (O, I).
         x_dtype: x's dtype.
         input_order: Which input each column belongs to; None: they are in order.
