@@ -109,19 +109,6 @@ def check_halves(one):
         assert torch.equal(got.nan_to_num(7), (a * b).nan_to_num(7)), kind
 
 
-def check_special_functions(one):
-    x = floats(seed=5)
-    with np.errstate(all="ignore"):
-        for line, want in (
-            ("ex2.approx.f32", np.exp2(x.astype(np.float64))),
-            ("lg2.approx.f32", np.log2(x.astype(np.float64))),
-            ("rcp.rn.f32", 1 / x.astype(np.float64)),
-            ("sqrt.rn.f32", np.sqrt(x.astype(np.float64))),
-            ("rsqrt.approx.f32", 1 / np.sqrt(x.astype(np.float64))),
-        ):
-            same(one(f"{line} %r9, %r1;", x), want.astype(np.float32))
-
-
 def check_min_max(one):
     """A number wins against NaN, unless .NaN is said; min and max of three."""
     x, y, z = tiled([1, NAN, NAN, -INF, 3], np.float32), tiled([2, 2, NAN, 5, NAN], np.float32), np.float32([0] * 32)

@@ -125,15 +125,6 @@ def check_copies(module):
             copying(lines, module)
 
 
-def check_groups_of_copies(module):
-    """A wait finishes the oldest groups and leaves the newest on their way."""
-    later = "cp.async.ca.shared.global [%r4], [%rd1], 0x4;"
-    lines = [COPY, COMMIT, later, COMMIT, WAIT_FOR_ALL_BUT_ONE, "bar.sync 0;"]
-    np.testing.assert_array_equal(copying([*lines, "ld.shared.b32 %r9, [%r1];"], module)["%r9"], 100 + THREAD)
-    with pytest.raises(RaceError, match="read before the wait"):
-        copying([*lines, "ld.shared.b32 %r9, [%r4];"], module)
-
-
 def check_copies_of_nothing(module):
     """A source size of 0 fills with zeros and reads nothing: the address may be anything."""
     stray = {"rd1": np.full(64, 3 << 50, np.uint64)}
@@ -182,15 +173,6 @@ def check_masks(module):
     np.testing.assert_array_equal(got, np.where(inside, np.arange(32), 7))
     with pytest.raises(MemoryFault, match="byte 64 of k_ptr"):
         reading(x, "@%p1 ld.global.b32 %r9, [%rd1];", module=module, mask=np.arange(32) < 17)
-
-
-def check_stores(module):
-    x = torch.zeros(64, dtype=torch.int16)
-    reading(x, "st.global.b32 [%rd1], %r1;", module=module)
-    assert x.view(torch.int32).tolist() == list(range(32))
-    view = torch.zeros(3, 32, dtype=torch.int32)
-    reading(view[1], "st.global.b32 [%rd1], %r1;", module=module)
-    assert view.tolist() == [[0] * 32, list(range(32)), [0] * 32]
 
 
 def check_views_share_an_address_range(module):

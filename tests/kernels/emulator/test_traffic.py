@@ -38,18 +38,14 @@ def at(stride, offset=0):
 
 GLOBAL_CASES = {  # lines: requests, sectors, least sectors, bytes asked
     "side by side": ([*at(4), "ld.global.b32 %r3, [%rd2];"], (1, 4, 4, 128)),
-    "every other": ([*at(8), "ld.global.b32 %r3, [%rd2];"], (1, 8, 4, 128)),
     "4 bytes too far": ([*at(4, 4), "ld.global.b32 %r3, [%rd2];"], (1, 5, 4, 128)),
     "16 bytes each": ([*at(16), "ld.global.v4.b32 {%r3, %r4, %r5, %r6}, [%rd2];"], (1, 16, 16, 512)),
     "all the same": ([*at(0), "ld.global.b32 %r3, [%rd2];"], (1, 1, 1, 4)),
-    "half a warp": (["setp.lt.s32 %p1, %r1, 16;", *at(4), "@%p1 ld.global.b32 %r3, [%rd2];"], (1, 2, 2, 64)),
     "the other half": (
         ["setp.ge.s32 %p1, %r1, 16;", "max.s32 %r1, %r1, 15;", *at(4, -64), "@%p1 ld.global.b32 %r3, [%rd2];"],
         (1, 2, 2, 64),
     ),
     "nobody": (["setp.lt.s32 %p1, %r1, 0;", *at(4), "@%p1 ld.global.b32 %r3, [%rd2];"], None),
-    "an offset": ([*at(4), "ld.global.b32 %r3, [%rd2+4];"], (1, 5, 4, 128)),
-    "an atomic": ([*at(0), "atom.global.add.s32 %r3, [%rd2], %r1;"], (1, 1, 1, 4)),
     "a copy": ([*at(16), "cp.async.cg.shared.global [%r2], [%rd2], 16;", "cp.async.wait_all;"], (1, 16, 16, 512)),
 }
 
@@ -94,20 +90,13 @@ SHARED_CASES = {  # lines: wavefronts, least wavefronts
     "side by side": ([*at(4), "ld.shared.b32 %r3, [%r2];"], (1, 1)),
     "every other": ([*at(8), "ld.shared.b32 %r3, [%r2];"], (2, 1)),
     "one bank": ([*at(128), "ld.shared.b32 %r3, [%r2];"], (32, 1)),
-    "one bank, padded": ([*at(132), "ld.shared.b32 %r3, [%r2];"], (1, 1)),
     "broadcast": ([*at(0), "ld.shared.b32 %r3, [%r2];"], (1, 1)),
     "two words of one bank": (["and.b32 %r1, %r1, 1;", *at(128), "ld.shared.b32 %r3, [%r2];"], (2, 1)),
-    "halves of words": ([*at(2), "ld.shared.b16 %rs3, [%r2];"], (1, 1)),
     "8 bytes": ([*at(8), "ld.shared.v2.b32 {%r3, %r4}, [%r2];"], (2, 2)),
-    "16 bytes": ([*at(16), "ld.shared.v4.b32 {%r3, %r4, %r5, %r6}, [%r2];"], (4, 4)),
     "16 bytes in rows of 128": ([*at(128), "ld.shared.v4.b32 {%r3, %r4, %r5, %r6}, [%r2];"], (32, 4)),
     "16 bytes, half a warp": (
         ["setp.lt.s32 %p1, %r1, 16;", *at(16), "@%p1 ld.shared.v4.b32 {%r3, %r4, %r5, %r6}, [%r2];"],
         (2, 2),
-    ),
-    "matrices of rows of 128": (
-        [*at(128), "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r3, %r4, %r5, %r6}, [%r2];"],
-        (32, 4),
     ),
     "one matrix": ([*at(16), "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r3}, [%r2];"], (1, 1)),
     "matrices stored": ([*at(16), "stmatrix.sync.aligned.m8n8.x2.shared.b16 [%r2], {%r1, %r1};"], (2, 2)),
@@ -119,12 +108,6 @@ def check_shared(module, lines, expected):
     assert (found.wavefronts, found.least_wavefronts) == expected
     assert found.requests == 1
     assert found.conflicts == expected[0] - expected[1]
-
-
-def check_blocks_apart(module):
-    """Blocks have shared memories of their own: the same places in two of them are no conflict, nor one word."""
-    (found,) = count([*at(8), "ld.shared.b32 %r3, [%r2];"], module, num_threads=64, num_blocks=3).shared_accesses
-    assert (found.requests, found.wavefronts, found.least_wavefronts) == (6, 12, 6)
 
 
 def check_in_flight(module):
@@ -151,7 +134,7 @@ def checks():
     for name, (lines, expected) in SHARED_CASES.items():
         yield partial(check_shared, lines=lines, expected=expected), name
     for check in (
-        check_requests_per_warp, check_example, check_masked_copies, check_blocks_apart, check_in_flight, check_flops
+        check_requests_per_warp, check_example, check_masked_copies, check_in_flight, check_flops
     ):  # fmt: skip
         yield check, check.__name__
 
