@@ -332,8 +332,10 @@ class TestTrouble:
         engines = TwoEngines(folder, prefill={"attention_backend": make_backend})
         suspect.engine = engines.prefill.engine
         prompts = prompts_of([7, 9, 10])
-        assert completions(engines.generate(prompts, GREEDY)) == completions(expected(folder, prompts, GREEDY))
-        assert engines.engine.num_recomputed == 1  # of the others nothing was missing
+        outputs = engines.generate(prompts, GREEDY)
+        assert completions(outputs) == completions(expected(folder, prompts, GREEDY))
+        assert engines.engine.num_recomputed == 1
+        assert [output.metrics.num_cached_tokens for output in outputs] == [4, 0, 8]  # of the others nothing is missing
         (failed,) = [said for said in engines.to_decode.said if isinstance(said, Failed)]
         assert failed.request_id == "1"
         assert "planted" in failed.error
