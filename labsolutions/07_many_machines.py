@@ -450,8 +450,8 @@ from twophase_features.parallel.disaggregation import DecodeEngine
 show_source(DecodeEngine._hear)
 
 # %% [markdown]
-# **Question.** After `Failed` some blocks of the prompt may have come, and others not. `_queue` only puts the request into
-# the engine's queue, as after `Done`. Who makes sure that no token is computed from blocks that are missing?
+# **Question.** After an error some blocks of the prompt may have come, and others not. `_queue` puts the request into the
+# engine's queue all the same. Who makes sure that no token is computed from blocks that are missing?
 #
 # <details><summary>Answer</summary>
 #

@@ -7,6 +7,7 @@ from tests.engine.engines import finish, make_engine, prompt_of, tokens_of
 from tests.engine.speculating import drafting_with, speculating
 from tests.mutation import KillTable, Mutant
 from twophase import SamplingParams
+from twophase_features.parallel._protocol import Pages
 from twophase_features.parallel.pages import pack_layer
 from twophase_features.parallel.remote_tier import RemoteTier
 
@@ -28,7 +29,8 @@ def test_pages_that_came_from_elsewhere_are_not_taken_for_its_own(tiny_model):
     cache.close(cache.open(prompt["prompt_token_ids"], keys=keys))
     tier.expect(keys)
     for layer in range(tiny_model.config.num_layers):
-        tier.receive(keys, layer, pack_layer(plain._runner.kv_cache, layer, block_ids[: len(keys)]))
+        parts = pack_layer(plain._runner.kv_cache, layer, block_ids[: len(keys)])
+        tier.receive(Pages(tuple(keys), layer, parts))
     engine.add_request("b", prompt, long)
     output = finish(engine)["b"]
     assert sum(step.blocks_loaded for step in engine.trace) == len(keys) == 5

@@ -54,7 +54,7 @@ def test_pages_come_bit_for_bit_before_the_message_after_them(ends, kv_format):
     for layer in range(2):
         parts = pack_layer(source, layer, [5, 2])
         worker.send(Pages(KEYS, layer, parts), transfer.sent)
-    worker.send(Done("a", 0.0, 0, (transfer,)))
+    worker.send(Done("a", transfers=(transfer,)))
     for _ in range(2):
         tier.receive(next(inbox.messages(20.0)))
     done = next(inbox.messages(20.0))

@@ -66,23 +66,17 @@ class Done:
     """A prompt is computed and all its pages have been sent.
 
     Attributes:
+        error: Why the prompt could not be computed, so that pages are missing.
         prefill_s: From its first chunk to its end.
         num_cached_tokens: Prompt tokens found in the prefix cache of the prefill side.
         transfers: Those since the last prompt that was done.
     """
 
     request_id: str
-    prefill_s: float
-    num_cached_tokens: int
-    transfers: tuple[Transfer, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The prompt could not be computed."""
-
-    request_id: str
-    error: str
+    error: str | None = None
+    prefill_s: float = 0.0
+    num_cached_tokens: int = 0
+    transfers: tuple[Transfer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +91,4 @@ class Bye:
     """The last message of either side."""
 
 
-Message = Submit | Pages | Done | Failed | Cancel | Bye
+Message = Submit | Pages | Done | Cancel | Bye

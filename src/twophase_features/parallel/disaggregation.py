@@ -247,15 +247,15 @@ class DecodeEngine:
         match message:
             case wire.Pages():
                 self._tier.receive(message)
-            case wire.Done(request_id):
+            case wire.Done(request_id, error):
                 self._transfers += message.transfers
                 if request_id in self._remote:
-                    self._prefills.append(message)
+                    if error is None:
+                        self._prefills.append(message)
+                    else:
+                        logger.warning("the prefill side could not compute request %r: %s", request_id, error)
+                        self.num_recomputed += 1
                     self._queue(request_id)
-            case wire.Failed(request_id, error) if request_id in self._remote:
-                logger.warning("the prefill side could not compute request %r: %s", request_id, error)
-                self.num_recomputed += 1
-                self._queue(request_id)
 
     def _lose(self, error: PeerLostError) -> None:
         """Torch's process group ends with its first lost member, so all workers are lost."""

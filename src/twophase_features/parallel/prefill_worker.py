@@ -80,7 +80,7 @@ class PrefillWorker:
         try:
             self._engine.add_request(submit.request_id, prompt, PREFILL, cache_salt=submit.cache_salt, stream=False)
         except InvalidRequestError as error:
-            self._send(wire.Failed(submit.request_id, f"{type(error).__name__}: {error}"))
+            self._send(wire.Done(submit.request_id, f"{type(error).__name__}: {error}"))
         else:
             self._unsent[submit.request_id] = submit.keys
 
@@ -88,14 +88,14 @@ class PrefillWorker:
         del self._unsent[output.request_id]
         error, metrics = output.outputs[0].error, output.metrics
         if error is not None:
-            self._send(wire.Failed(output.request_id, error))
+            self._send(wire.Done(output.request_id, error))
             return
         start_s, end_s = metrics.first_scheduled_s, metrics.first_token_s
         assert start_s is not None
         assert end_s is not None
         transfers, self._transfers = tuple(self._transfers), []
         # Its transfers are complete when it is sent, behind all pages.
-        self._send(wire.Done(output.request_id, float(end_s - start_s), metrics.num_cached_tokens, transfers))
+        self._send(wire.Done(output.request_id, None, float(end_s - start_s), metrics.num_cached_tokens, transfers))
 
     def _cancel(self, request_id: str) -> None:
         self._engine.abort(request_id)

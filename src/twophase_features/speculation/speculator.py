@@ -48,7 +48,7 @@ class GatedSpeculator:
         plan = with_room(plan, scheduler, self.max_drafts if is_drafting else 0)
         try:
             self.drafter.note_plan(plan)
-        except Exception as error:  # what it proposed then might be for other blocks
+        except Exception as error:  # its drafts might be for the blocks of another step
             self._complain(error)
             return with_drafts(plan, scheduler, {})
         requests = [_request(entry_of(chunk), vocab_size) for chunk in plan.decodes if chunk.num_drafts]
