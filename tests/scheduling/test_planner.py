@@ -10,7 +10,6 @@ import twophase.cache.prefix_cache as prefix_cache
 from tests.scheduling.harness import Harness, make_request
 from tests.scheduling.test_policies import Learners
 from twophase.cache.prefix_cache import block_digest, tokens_to_bytes
-from twophase.scheduling.policy import Policy
 from twophase_features.policies.request_level import StaticPolicy
 from twophase_features.policies.whole_prompts import ContinuousPolicy
 
@@ -51,33 +50,6 @@ def test_a_refusal_ends_with_its_reason(why):
     assert harness.scheduler.num_waiting == 0
     assert harness.log[-1][1] == "b"
     harness.run().check_outputs()
-
-
-class Asking(Policy):
-    """Notes what a step says of each newcomer."""
-
-    def __init__(self) -> None:
-        self.said = []
-
-    def plan(self, step):
-        for sequence in step.waiting:
-            if not step.admit(sequence, 6):
-                self.said.append(sequence.request.request_id)
-        for sequence in step.running:
-            if not sequence.is_decoding and sequence.num_computed_tokens:
-                step.prefill(sequence)
-            elif sequence.is_decoding:
-                step.decode(sequence)
-
-
-def test_a_refusal_keeps_out_one_sequence_alone():
-    policy = Asking()
-    harness = Harness(policy=policy, budget=8, num_blocks=4, prefix_caching=False, max_num_seqs=3)
-    for request in (make_request("a", 6, 2), make_request("b", 12, 2), make_request("c", 1, 2, n=3)):
-        harness.add(request)
-    harness.add(make_request("d", 2, 1), make_request("e", 1, 1))
-    harness.schedule()
-    assert policy.said == ["b", "c", "e"]  # for want of blocks, of places, of tokens
 
 
 def test_one_that_does_not_fit_whole_may_be_tried_in_chunks():
