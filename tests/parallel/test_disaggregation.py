@@ -3,7 +3,6 @@
 import random
 import sys
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -49,18 +48,11 @@ PARAMS = {
 }
 
 
-class TestEqualTokens:
-    @pytest.mark.parametrize("name", PARAMS)
-    def test_as_a_single_engine(self, folder, name):
-        prompts, params = prompts_of(), PARAMS[name]
-        engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 16, "seed": 1})
-        assert completions(engines.generate(prompts, params)) == completions(expected(folder, prompts, params))
-
-    def test_seeds_are_drawn_in_the_order_of_requests(self, folder):
-        """Not in that in which their pages come: the second and the fourth are computed here at once."""
-        prompts = prompts_of([40, 3, 17, 2])
-        outputs = TwoEngines(folder).generate(prompts, PARAMS["unseeded"])
-        assert completions(outputs) == completions(expected(folder, prompts, PARAMS["unseeded"]))
+def test_seeds_are_drawn_in_the_order_of_requests(folder):
+    """Not in that in which their pages come: the second and the fourth are computed here at once."""
+    prompts = prompts_of([40, 3, 17, 2])
+    outputs = TwoEngines(folder).generate(prompts, PARAMS["unseeded"])
+    assert completions(outputs) == completions(expected(folder, prompts, PARAMS["unseeded"]))
 
 
 class TestPages:
@@ -116,13 +108,6 @@ class TestPages:
             expected(folder, [{"prompt_token_ids": prompt}, longer], GREEDY)
         )
 
-    def test_without_a_prefix_cache_pages_are_loaded_all_the_same(self, folder):
-        engines = TwoEngines(folder, enable_prefix_caching=False)
-        outputs = [*engines.generate(prompts_of(), GREEDY), *engines.generate(prompts_of(), GREEDY)]
-        assert completions(outputs) == 2 * completions(expected(folder, prompts_of(), GREEDY))
-        assert [each.metrics.num_cached_tokens for each in outputs] == 2 * [4 * count for count in NUM_PAGES]
-        assert engines.to_decode.blocks_sent() == 2 * sum(NUM_PAGES)
-
     def test_a_prompt_that_comes_twice_at_once(self, folder):
         engines = TwoEngines(folder)
         outputs = engines.generate([prompt_of(0, 18)] * 3, GREEDY)
@@ -156,16 +141,6 @@ class TestPages:
 
         salts, again = ("alice", "bob", "", "alice", "bob", ""), 16 if side == "decode" else 12
         assert [num_cached(str(i), salt) for i, salt in enumerate(salts)] == [0, 0, 0, again, again, again]
-
-    def test_bytes_per_token(self, folder):
-        engines = TwoEngines(folder, kv_cache_dtype="int8")
-        engines.generate([prompt_of(0, 18)], GREEDY)
-        (record,), (done,) = engines.engine.take_transfers()
-        # 4 blocks of 4 tokens, 2 layers, K and V, 6 heads of 16 bytes and a scale of 4.
-        assert record.num_bytes == 4 * 4 * 2 * 2 * 6 * (16 + 4)
-        assert record.num_blocks == 4 * 2
-        assert done.prefill_s > 0
-        assert engines.engine.take_transfers() == ((), ())
 
 
 def known_blocks(llm, token_ids):
@@ -254,13 +229,6 @@ class TestRoom:
         num_loaded = sum(step.blocks_loaded for step in engines.engine.trace)
         assert (num_loaded > num_sent) == (preemption_mode == "swap")
 
-    def test_a_prompt_that_the_worker_refuses_is_computed_here(self, folder, caplog):
-        engines = TwoEngines(folder, prefill={"num_kv_blocks": 4})
-        outputs = engines.generate([prompt_of(0, 21)], GREEDY)
-        assert completions(outputs) == completions(expected(folder, [prompt_of(0, 21)], GREEDY))
-        assert engines.engine.num_recomputed == 1
-        assert "could not compute request '0': InvalidRequestError: " in caplog.text
-
     def test_what_the_policy_cannot_rank_is_refused_at_once(self, folder):
         engines = TwoEngines(folder, decode={"policy": Unranked()})
         with pytest.raises(ZeroDivisionError, match="planted"):
@@ -285,21 +253,6 @@ class TestRoom:
 
 
 class TestTrouble:
-    @pytest.mark.parametrize("num_turns", range(6))
-    @pytest.mark.parametrize("decode_blocks", [6, 64])
-    def test_abort_leaves_nothing_wherever_it_comes(self, folder, num_turns, decode_blocks):
-        prompts = prompts_of([15, 14, 17])
-        engines = TwoEngines(folder, decode={"num_kv_blocks": decode_blocks}, prefill={"max_num_batched_tokens": 8})
-        for i, prompt in enumerate(prompts):
-            engines.engine.add_request(str(i), prompt, GREEDY)
-        for turn in range(num_turns):
-            engines.turn() if turn % 2 else engines.worker.turn()
-        output = engines.engine.abort("1")
-        assert output.outputs[0].finish_reason == "abort"
-        outputs = engines.finish()
-        reference = expected(folder, prompts, GREEDY)
-        assert completions([outputs["0"], outputs["2"]]) == completions([reference[0], reference[2]])
-
     def test_pages_of_an_aborted_request_are_dropped(self, folder):
         engines = TwoEngines(folder)
         engines.engine.add_request("0", prompt_of(0, 15), GREEDY)
@@ -331,11 +284,10 @@ class TestTrouble:
         engines.to_decode.loses = lambda pages: False
         assert engines.finish()["0"].outputs == expected(folder, [prompt_of(1, 15)], GREEDY)[0].outputs
 
-    @pytest.mark.parametrize("stage", ["plan", "write", "attend"])
-    def test_a_prompt_that_breaks_the_worker_is_computed_here(self, folder, stage):
+    def test_a_prompt_that_breaks_the_worker_is_computed_here(self, folder):
         """The run is repeated in halves; the pages announced by the broken one are sent again."""
         suspect = Suspect("1")
-        make_backend = lambda spec: FaultyBackend(TorchBackend(spec, 4), stage, suspect)  # noqa: E731
+        make_backend = lambda spec: FaultyBackend(TorchBackend(spec, 4), "write", suspect)  # noqa: E731
         engines = TwoEngines(folder, prefill={"attention_backend": make_backend})
         suspect.engine = engines.prefill.engine
         prompts = prompts_of([7, 9, 10])
@@ -345,21 +297,7 @@ class TestTrouble:
         assert failed.request_id == "1"
         assert "planted" in failed.error
 
-    def test_a_prompt_that_breaks_here_too_fails_alone(self, folder):
-        suspects = [Suspect("1"), Suspect("1")]
-        make = [
-            partial(lambda suspect, spec: FaultyBackend(TorchBackend(spec, 4), "write", suspect), each)
-            for each in suspects
-        ]
-        engines = TwoEngines(folder, decode={"attention_backend": make[0]}, prefill={"attention_backend": make[1]})
-        suspects[0].engine, suspects[1].engine = engines.decode.engine, engines.prefill.engine
-        prompts = prompts_of([7, 9, 10])
-        outputs, reference = engines.generate(prompts, GREEDY), expected(folder, prompts, GREEDY)
-        assert outputs[1].outputs[0].finish_reason == "error"
-        assert "planted" in outputs[1].outputs[0].error
-        assert completions([outputs[0], outputs[2]]) == completions([reference[0], reference[2]])
-
-    @pytest.mark.parametrize("num_turns", range(5))
+    @pytest.mark.parametrize("num_turns", [0, 1, 3])
     def test_a_lost_worker_loses_no_request(self, folder, num_turns):
         """Wherever it is lost: what has its pages goes on, the other prompts are computed here, and nothing stays."""
         prompts = prompts_of([15, 40, 9])
@@ -379,7 +317,7 @@ class TestTrouble:
         with pytest.raises(PeerLostError, match="rank 1"):
             engines.engine.add_request("4", prompts[0], GREEDY)
 
-    @pytest.mark.parametrize("num_turns", range(4))
+    @pytest.mark.parametrize("num_turns", [1, 3])
     def test_a_worker_without_its_decode_side_frees_everything(self, folder, num_turns):
         engines = TwoEngines(folder, decode={"num_kv_blocks": 6}, prefill={"max_num_batched_tokens": 16})
         for i, prompt in enumerate(prompts_of([15, 14, 17])):
@@ -392,7 +330,7 @@ class TestTrouble:
         assert engines.prefill.engine.stats().cache.num_in_use == 0
         check_integrity(engines.prefill.scheduler.cache)
 
-    @pytest.mark.parametrize(("seed", "share_lost"), [(n, 0.0) for n in range(8)] + [(n, 0.2) for n in range(1, 5)])
+    @pytest.mark.parametrize(("seed", "share_lost"), [(n, 0.0) for n in range(6)] + [(n, 0.2) for n in range(1, 4)])
     def test_random_lives(self, folder, seed, share_lost):
         """Also on a line that loses one layer in five."""
         rng = random.Random(seed)
@@ -428,15 +366,15 @@ class TestTransfersThatFail:
     """Pages that do not come, or cannot be written, in the middle of a transfer: the tokens are those of one engine."""
 
     @pytest.mark.parametrize("name", PARAMS)
-    @pytest.mark.parametrize(("num_lost", "num_recomputed"), [(1, 0), (10**6, 4)])
+    @pytest.mark.parametrize(("num_lost", "num_recomputed"), [(0, 0), (1, 0), (10**6, 4)])
     def test_tokens_are_those_of_a_single_engine(self, folder, name, num_lost, num_recomputed):
         """A layer that is lost is sent again; a line that loses everything leaves the prompts to the decode side."""
         prompts, params = prompts_of(), PARAMS[name]
-        engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 64, "seed": 1})
+        engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 64 if num_lost else 16, "seed": 1})
         engines.to_decode.loses = lose_first(num_lost)
         assert completions(engines.generate(prompts, params)) == completions(expected(folder, prompts, params))
         assert engines.engine.num_recomputed == num_recomputed
-        assert engines.engine.num_resent >= max(1, num_recomputed)
+        assert (engines.engine.num_resent >= max(1, num_recomputed)) == (num_lost > 0)
 
     def test_only_what_is_missing_is_sent_again(self, folder):
         """23 tokens in chunks of 10: blocks 0-1, then 2-4, whose second layer is lost. From block 2 on all is sent

@@ -11,7 +11,6 @@ from tests.parallel import two_engines
 PAGES = tests.TestPages()
 ROOM = tests.TestRoom()
 TROUBLE = tests.TestTrouble()
-EQUAL = tests.TestEqualTokens()
 FAILS = tests.TestTransfersThatFail()
 NAMES = ("PrefillWorker", "DecodeEngine", "RemoteTier", "Transfer")
 
@@ -23,14 +22,6 @@ def same_bits(folder):
 def lives(folder):
     for seed in range(3):
         tests.play(folder, seed)
-
-
-def seeds_in_order(folder):
-    EQUAL.test_seeds_are_drawn_in_the_order_of_requests(folder)
-
-
-def broken(folder):
-    TROUBLE.test_a_prompt_that_breaks_the_worker_is_computed_here(folder, "write")
 
 
 def orphans(folder):
@@ -51,15 +42,15 @@ WORKER, ENGINE, TIER, PAGE, CLOCK = "prefill_worker", "disaggregation", "remote_
 # name, module, old, new, check
 MUTANTS = [
     ("nothing travels during a run", WORKER, "        if not keys:\n", "        if True:\n", PAGES.test_a_layer_travels_before_the_next_is_computed),
-    ("a broken run counts as sent", WORKER, "        try:\n            yield partial", "        for request_id, ids in sending.items():\n            self._unsent[request_id] = self._unsent[request_id][len(ids) :]\n        try:\n            yield partial", broken),
+    ("a broken run counts as sent", WORKER, "        try:\n            yield partial", "        for request_id, ids in sending.items():\n            self._unsent[request_id] = self._unsent[request_id][len(ids) :]\n        try:\n            yield partial", TROUBLE.test_a_prompt_that_breaks_the_worker_is_computed_here),
     ("a block is sent before it is full", WORKER, "(chunk.start + len(chunk.token_ids)) // block_size", "-(-(chunk.start + len(chunk.token_ids)) // block_size)", FAILS.test_only_what_is_missing_is_sent_again),
     ("every chunk sends all blocks", WORKER, "            self._unsent[request_id] = self._unsent[request_id][len(ids) :]", "            pass", FAILS.test_only_what_is_missing_is_sent_again),
     ("known blocks travel again", ENGINE, "tuple(keys[num_here:])", "tuple(keys)", PAGES.test_known_prefixes_do_not_travel),
-    ("seeds are drawn as pages come", ENGINE, "        if params.seed is None:", "        if False:", seeds_in_order),
+    ("seeds are drawn as pages come", ENGINE, "        if params.seed is None:", "        if False:", tests.test_seeds_are_drawn_in_the_order_of_requests),
     ("the worker is not told", ENGINE, "            if remote.is_submitted:\n                self._sends[remote.rank](wire.Cancel(request_id))\n", "", TROUBLE.test_pages_of_an_aborted_request_are_dropped),
-    ("an aborted request keeps its pages", ENGINE, "        output = self._engine.abort(request_id)\n        self._drop(request_id)", "        output = self._engine.abort(request_id)", lambda folder: TROUBLE.test_abort_leaves_nothing_wherever_it_comes(folder, 1, 64)),
+    ("an aborted request keeps its pages", ENGINE, "        output = self._engine.abort(request_id)\n        self._drop(request_id)", "        output = self._engine.abort(request_id)", lives),
     ("what waits for a lost worker waits on", ENGINE, "for request_id in list(self._remote):", "for request_id in ():", lambda folder: TROUBLE.test_a_lost_worker_loses_no_request(folder, 1)),
-    ("a failed prompt waits on", ENGINE, "error)\n                self._compute_rest(request_id)", "error)", broken),
+    ("a failed prompt waits on", ENGINE, "error)\n                self._compute_rest(request_id)", "error)", TROUBLE.test_a_prompt_that_breaks_the_worker_is_computed_here),
     ("holes are not looked for", ENGINE, "if first_missing == len(keys):", "if True:", FAILS.test_only_what_is_missing_is_sent_again),
     ("nothing is sent again", ENGINE, "self._sends[remote.rank](replace(remote.submit, keys=remote.submit.keys[first_missing:]))", "pass", lambda folder: lost_pages(folder, 1)),
     ("all is sent again", ENGINE, "remote.submit.keys[first_missing:]", "remote.submit.keys", FAILS.test_only_what_is_missing_is_sent_again),

@@ -76,16 +76,6 @@ def test_shares_cover_everything_once_and_differ_by_one_at_most(total, world_siz
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_a_rank_owns_the_query_heads_of_its_kv_heads(tmp_path):
-    folder, _ = make_folder("smollm2", tmp_path)
-    parts = [Shard(load_config(folder), rank, 2) for rank in range(2)]
-    assert [(part.kv_heads, part.heads) for part in parts] == [
-        (slice(0, 2), slice(0, 6)),
-        (slice(2, 3), slice(6, 9)),
-    ]
-    assert [(part.config.num_heads, part.config.num_kv_heads) for part in parts] == [(6, 2), (3, 1)]
-
-
 NARROW_EXPERTS = {"num_key_value_heads": 6, "moe_intermediate_size": 32}
 
 
