@@ -44,22 +44,6 @@ def test_mixing_is_what_a_loop_over_tokens_does(num_tokens):
     check_mixing(experts, num_tokens)
 
 
-def test_a_tokens_result_does_not_depend_on_its_company():
-    """Bitwise, with experts that multiply row by row: all else that is done here is order, and sums of one order."""
-    torch.manual_seed(0)
-    config = ExpertsConfig(NUM_EXPERTS, 3, 0, True, (0,))
-    x, matrices = torch.randn(40, HIDDEN), torch.randn(NUM_EXPERTS, HIDDEN, HIDDEN)
-
-    def compute(rows, counts):
-        owners = torch.arange(NUM_EXPERTS).repeat_interleave(counts)
-        return torch.stack([matrices[owner] @ row for owner, row in zip(owners, rows, strict=True)])
-
-    router = TorchLinear(torch.eye(HIDDEN)[:NUM_EXPERTS], None, is_packed=False)  # sums of one term are exact
-    together = experts.mix_experts(x, compute, router, config)
-    for token in range(40):
-        assert torch.equal(experts.mix_experts(x[token : token + 1], compute, router, config)[0], together[token])
-
-
 def check_routing(module=experts) -> None:
     """By hand: softmax of (log 1, log 2, log 5, log 2) is (0.1, 0.2, 0.5, 0.2)."""
     logits = torch.tensor([[1.0, 2.0, 5.0, 2.1]]).log()
@@ -104,15 +88,6 @@ def test_the_load_of_experts_is_counted_layer_by_layer_and_step_by_step(model):
     assert int(load.num_active_experts.min()) >= 3
     run(engine, [prompt_of(2, 5)])
     assert len(load.tokens_per_expert) == len(tokens), "it counts only while it is open"
-
-
-def test_a_step_that_fails_half_way_is_not_counted(tmp_path):
-    folder, _ = make_folder("mixtral", tmp_path)
-    model = load_model(folder)
-    with ExpertLoad(model) as load:
-        for layer, tokens in ((0, 9), (0, 1), (1, 2), (0, 3), (1, 4), (0, 9)):
-            model.watch_experts(layer, torch.full((4,), tokens))
-        assert load.tokens_per_expert[..., 0].tolist() == [[1, 2], [3, 4]]
 
 
 def test_what_cannot_be_watched_is_said(model, tiny_folder_without_experts):
