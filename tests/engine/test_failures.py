@@ -73,14 +73,6 @@ class TestForward:
         backend.stage = "nowhere"
         check_good_as_new(engine, expected)
 
-    def test_everyone_fails(self, tiny_model, expected):
-        engine, backend = faulty_engine(tiny_model, "attend", lambda batch: True, budget=200)
-        outputs = run(engine, PROMPTS, PARAMS)
-        assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * len(PROMPTS)
-        assert engine.stats().num_failed == len(PROMPTS)
-        backend.stage = "nowhere"
-        check_good_as_new(engine, expected)
-
     def test_what_only_company_causes_fails_nobody(self, tiny_model, expected):
         """As when a large batch runs out of memory."""
         engine, backend = faulty_engine(
@@ -88,30 +80,6 @@ class TestForward:
         )
         assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
         assert backend.num_raised > 0
-
-    def test_while_copying_a_block_that_forks_share(self, tiny_model):
-        """Three completions of a prompt of 5 share a block of which one token is used: two of them copy it."""
-        params = SamplingParams(temperature=1, seed=3, max_tokens=6, ignore_eos=True, n=3)
-        (good,) = run(make_engine(tiny_model), [PROMPTS[0]], params)
-        engine = make_engine(tiny_model)
-        kv_cache = engine._runner.kv_cache
-        real_copy, calls = kv_cache.copy_blocks, []
-
-        def copy_blocks(copies):
-            calls.append(list(copies))
-            if len(calls) == 1:
-                raise Broken("planted in copy")
-            real_copy(copies)
-
-        kv_cache.copy_blocks = copy_blocks
-        (output,) = run(engine, [PROMPTS[0]], params)
-        assert [len(copies) for copies in calls] == [1, 1]
-        assert [completion.finish_reason for completion in output.outputs].count("error") == 1
-        for completion, right in zip(output.outputs, good.outputs, strict=True):
-            if completion.finish_reason == "error":
-                assert completion.token_ids == right.token_ids[:1]
-            else:
-                assert completion == right
 
 
 class TestSampling:
@@ -154,12 +122,6 @@ class TestSampling:
         )
         del model.logits
         check_good_as_new(engine, expected)
-
-    def test_before_the_completions_fork_all_of_them_fail(self, tiny_model, monkeypatch):
-        self.fail_when(monkeypatch, lambda row: row.num_samples == 3)
-        engine = make_engine(tiny_model)
-        (output,) = run(engine, [PROMPTS[0]], SamplingParams(n=3))
-        assert [completion.finish_reason for completion in output.outputs] == ["error"] * 3
 
     def test_after_the_fork_one_completion_fails(self, tiny_model, monkeypatch):
         params = SamplingParams(n=3, seed=1, max_tokens=5, ignore_eos=True)
@@ -227,10 +189,3 @@ class TestIsolate:
             -i for i in range(64) if i not in (3, 6)
         ]
         assert len(calls) <= 2 * 2 * math.log2(64) + 1
-
-    def test_keyboard_interrupt_passes(self):
-        def compute(items):
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            isolate(compute, [1, 2])

@@ -37,18 +37,6 @@ def test_the_age_of_the_queue(tiny_model):
     assert engine.trace[-1].queue_age_s is None
 
 
-def test_a_preempted_request_is_in_the_queue_no_more(tiny_model):
-    engine = make_engine(tiny_model, num_blocks=6, prefix_caching=False)
-    for number in range(2):
-        engine.add_request(
-            str(number), prompt_of(number, 6), SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
-        )
-    drain(engine)
-    preempted = [step for step in engine.trace if step.preempted]
-    assert preempted
-    assert all(step.num_waiting and step.queue_age_s is None for step in preempted)
-
-
 def test_hits_of_the_prefix_cache_step_by_step(tiny_model):
     engine = make_engine(tiny_model)
     block_size = engine._scheduler.cache.block_size

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from tests.mutation import KillTable, Mutant, installed
-from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs
+from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
-from twophase.engine import model_run, sampler
 from twophase.engine.detokenizer import Detokenizer
-from twophase_features import score_edits, stop_strings
-from twophase_features.score_edits import bias_of
+from twophase_features import stop_strings
 
 PROMPT = {"prompt_token_ids": [40, 41, 42, 43, 44]}
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -52,16 +50,6 @@ class TestMinTokens:
         assert late.token_ids[:8] == free.token_ids[:8]
         assert late.text.startswith(stop)
 
-    def test_guessed_tokens_obey_too(self, tiny_folder, llm):
-        (free,) = generate(llm)
-        stops = sorted(set(free.token_ids[2:5]))
-        config = SpeculativeConfig(method="draft_model", model=str(tiny_folder), disable_when_losing=False)
-        guessing = LLM(tiny_folder, num_kv_blocks=64, block_size=4, speculative_config=config)
-        for least in (3, 7):
-            expected, got = (generate(each, stop_token_ids=stops, min_tokens=least) for each in (llm, guessing))
-            assert expected == got
-        assert guessing.engine.stats().num_accepted_tokens > 0
-
     def test_refusals(self):
         with pytest.raises(InvalidRequestError, match=r"min_tokens must not exceed max_tokens, got 17 > 16"):
             SamplingParams(min_tokens=17)
@@ -88,19 +76,6 @@ def check_stop_after(module=stop_strings):
 
 def test_a_stop_string_begins_after_the_last_early_token():
     check_stop_after()
-
-
-def test_biases_are_made_once_for_all_steps_and_completions(llm, monkeypatch):
-    """Of 16 x 300 biases a step in Python, each took as long as a step."""
-    made, used = [], []
-    monkeypatch.setattr(score_edits, "bias_of", lambda params: made.append(bias_of(params)) or made[-1])
-    monkeypatch.setattr(model_run, "sample", lambda logits, rows: used.extend(rows) or sampler.sample(logits, rows))
-    bias = dict.fromkeys(range(300), 1.0)
-    generate(llm, logit_bias=bias, n=4, temperature=1.0, seed=1)
-    assert len(made) == 1
-    assert len(used) == 1 + 4 * 11
-    assert {id(row.bias) for row in used} == {id(made[0])}
-    assert (made[0].token_ids.tolist(), made[0].values.tolist()) == (list(bias), [1.0] * 300)
 
 
 @pytest.mark.unchecked_types
@@ -141,21 +116,10 @@ def test_a_top_k_of_minus_one_keeps_all():
 
 def test_prompts_of_token_ids_as_they_are(llm):
     params = SamplingParams(**GREEDY)
-    lists = [[40, 41, 42], (43, 44)]
-    expected = llm.generate([{"prompt_token_ids": ids} for ids in lists], params)
-    got = llm.generate(lists, params)
-    assert [each.outputs for each in got] == [each.outputs for each in expected]
-    assert [each.prompt_token_ids for each in got] == [(40, 41, 42), (43, 44)]
-    mixed = llm.generate([[40, 41, 42], "dog"], params)
-    assert mixed[0].outputs == expected[0].outputs
+    expected = llm.generate({"prompt_token_ids": [40, 41, 42]}, params)[0].outputs
+    mixed = llm.generate([[40, 41, 42], "dog", (43, 44)], params)
+    assert mixed[0].outputs == expected
+    assert mixed[2].prompt_token_ids == (43, 44)
     assert next(iter(llm.stream([40, 41, 42], params)))
     with pytest.raises(InvalidRequestError, match="at least one token, got none"):
         llm.generate([[]], params)
-
-
-@pytest.mark.unchecked_types
-def test_one_flat_list_is_no_prompt(llm):
-    with pytest.raises(InvalidRequestError, match=r"a prompt is text or .* or a list of ids, got 40"):
-        llm.generate([40, 41, 42])
-    with pytest.raises(InvalidRequestError, match="must be a whole number in"):
-        llm.generate([["a", "b"]])
