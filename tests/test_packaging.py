@@ -118,19 +118,13 @@ def test_the_message_names_what_is_missing_and_the_extra():
 
 
 @pytest.mark.usefixtures("bare")
-@pytest.mark.parametrize(
-    ("words", "package"),
-    [
-        ("bench engine", "transformers"),
-    ],
-)
-def test_tools_ask_before_they_begin(capsys, words, package):
-    assert main(words.split()) == 1
+@pytest.mark.parametrize(("command", "needs"), [("bench engine", "transformers"), ("serve", "starlette, uvicorn")])
+def test_tools_ask_before_they_begin(capsys, command, needs):
+    assert main(command.split()) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("twophase: ")
-    assert f"needs {package}" in err
-    assert "twophase[labs]" in err
+    assert f"needs {needs}" in err
+    assert "install the extra twophase[" in err
 
 
 @pytest.mark.usefixtures("bare")

@@ -107,6 +107,36 @@ class TestStep:
         assert stats.num_steps == len(engine.trace) == 9
         assert stats.busy_s > 0
 
+    def test_the_age_of_the_queue(self, tiny_model):
+        now_s = 0.0
+        engine = make_engine(tiny_model, max_num_seqs=1, clock=lambda: now_s)
+        for number, arrival_s in enumerate((1.0, 3.0, 7.0)):
+            now_s = arrival_s
+            engine.add_request(str(number), prompt_of(number, 5))
+        engine.add_request("before", prompt_of(3, 5), arrival_s=2.0)  # told of late
+        now_s = 12.0
+        engine.step()  # lets in the first
+        assert engine.trace[-1].queue_age_s == 10
+        engine.abort("before")
+        now_s = 13.0
+        engine.step()
+        assert engine.trace[-1].queue_age_s == 10, "'1', which came at 3.0"
+        finish(engine)
+        assert engine.trace[-1].queue_age_s is None
+
+    def test_the_share_of_the_pool_in_use(self, tiny_model):
+        engine = make_engine(tiny_model, num_blocks=20)
+        engine.add_request("a", prompt_of(0, 30), GREEDY)
+        engine.add_request("b", prompt_of(1, 9), GREEDY)
+        assert (engine.stats().kv_cache_usage, engine.stats().kv_cache_usage_peak) == (0, 0)
+        engine.step()
+        assert (
+            engine.stats().kv_cache_usage == engine.trace[-1].kv_cache_usage == engine.trace[-1].blocks_in_use / 20 > 0
+        )
+        finish(engine)
+        assert engine.stats().kv_cache_usage == engine.trace[-1].kv_cache_usage == 0
+        assert engine.stats().kv_cache_usage_peak == max(step.blocks_in_use for step in engine.trace) / 20 > 0.3
+
 
 class TestEnds:
     def test_a_stop_token_is_in_the_tokens_but_not_in_the_text(self, tiny_model):

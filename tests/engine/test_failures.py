@@ -1,7 +1,5 @@
 """A fault fails one request: its blocks come back, and everyone else gets what they would have got without it."""
 
-import math
-
 import pytest
 
 from tests.engine.engines import check_idle, make_engine, prompt_of, run, tokens_of, with_backend
@@ -9,7 +7,6 @@ from tests.engine.faults import Broken, FaultyBackend, Suspect
 from tests.engine.tokenizers_for_tests import byte_level
 from twophase.core.request import SamplingParams
 from twophase.engine import model_run
-from twophase.engine.model_run import isolate
 from twophase.engine.sampler import sample
 
 CULPRIT = 1
@@ -101,28 +98,6 @@ class TestSampling:
         monkeypatch.undo()
         check_good_as_new(engine, expected)
 
-    def test_logits_that_are_not_finite(self, tiny_model, expected):
-        model = with_backend(tiny_model, tiny_model.backend)
-        engine = make_engine(model, budget=200)
-        spoilt = []
-
-        def logits(hidden):
-            result = tiny_model.logits(hidden)
-            lengths = [len(sequence.token_ids) for sequence in engine._scheduler.sequences.values()]
-            if len(lengths) == len(PROMPTS) and lengths[CULPRIT] == 21:
-                result[CULPRIT, 7] = math.nan  # all decode, in order of arrival
-                spoilt.append(result.shape[0])
-            return result
-
-        model.logits = logits
-        outputs = run(engine, PROMPTS, PARAMS)
-        assert spoilt == [len(PROMPTS)]
-        check_only_culprit_failed(
-            outputs, expected, "SamplingError: the model's logits are not finite (maximum: nan)", 2
-        )
-        del model.logits
-        check_good_as_new(engine, expected)
-
     def test_after_the_fork_one_completion_fails(self, tiny_model, monkeypatch):
         params = SamplingParams(n=3, seed=1, max_tokens=5, ignore_eos=True)
         (good,) = run(make_engine(tiny_model), [PROMPTS[0]], params)
@@ -169,23 +144,3 @@ class TestDetokenising:
             engine.add_request("a", PROMPTS[0], PARAMS)
         assert not engine.has_unfinished_requests()
         check_idle(engine)
-
-
-class TestIsolate:
-    def compute(self, bad, calls):
-        def compute(items):
-            calls.append(list(items))
-            if bad & set(items):
-                raise Broken(str(sorted(bad & set(items))))
-            return [-item for item in items]
-
-        return compute
-
-    def test_only_the_faulty_items_fail(self):
-        calls = []
-        results = isolate(self.compute({3, 6}, calls), range(64))
-        assert [i for i, result in enumerate(results) if isinstance(result, Broken)] == [3, 6]
-        assert [result for i, result in enumerate(results) if i not in (3, 6)] == [
-            -i for i in range(64) if i not in (3, 6)
-        ]
-        assert len(calls) <= 2 * 2 * math.log2(64) + 1

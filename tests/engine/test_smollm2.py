@@ -11,23 +11,15 @@ NUM_TOKENS = 32
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
 BLOCK_SIZE = 16
 
-# By length in tokens: those of a length go through transformers together, so that it needs no padding.
+# By length in tokens: texts of a length go through transformers together, so that it needs no padding.
 TEXTS = {
     5: ["The capital of France is", "  \n\n\t indented text, and then", "Ünïcödé und Straße sind"],
     12: [
-        "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
         "<|im_start|>user\nWhat is the capital of Italy?<|im_end|>\n<|im_start|>assistant\n",
         "日本語のテキストはここにあります",
     ],
-    17: [
-        "Roses are red, violets are blue, sugar is sweet, and so are you, but",
-        '{"name": "Ada", "born": 1815, "field": "mathematics", "known_for": [',
-        "😀👍🏽 emoji are fun 🎉🎉 and everyone loves to use them 🥳 every day",
-    ],
-    133: [
-        "It was the best of times, it was the worst of times, it was the age of wisdom. " * 8,
-        "A list of words: apple, banana, cherry, date, elderberry, fig, grape, honeydew, kiwi, lemon. " * 6,
-    ],
+    17: ["😀👍🏽 emoji are fun 🎉🎉 and everyone loves to use them 🥳 every day"],
+    133: ["It was the best of times, it was the worst of times, it was the age of wisdom. " * 8],
 }
 
 

@@ -99,26 +99,6 @@ class TestSameTokens:
 
 
 class TestWhereARunEnds:
-    @pytest.mark.parametrize("position", range(8))
-    @pytest.mark.parametrize("kind", ["eos", "stop id"])
-    def test_a_stop_token_ends_it_there(self, tiny_model, greedy, position, kind):
-        stop = greedy[1][position]
-        expected = greedy[1][: greedy[1].index(stop) + 1]
-        for behind in (True, False):  # guesses that go on behind it, or the engine's own cut
-            drafter = Oracle(PROMPTS, greedy) if behind else drafting_with(tiny_model)
-            if kind == "eos":
-                engine, params = (
-                    speculating(tiny_model, drafter, eos=frozenset({stop})),
-                    replace(LONG, ignore_eos=False),
-                )
-            else:
-                engine, params = speculating(tiny_model, drafter), replace(LONG, stop_token_ids=(stop,))
-            (output,) = run(engine, [PROMPTS[1]], params)
-            assert tokens_of(output) == expected
-            assert output.outputs[0].finish_reason == "stop"
-            assert output.outputs[0].stop_reason == (None if kind == "eos" else stop)
-            assert len(output.metrics.token_times_s) == engine.stats().num_output_tokens == len(expected)
-
     def test_a_stop_string_inside_a_run_drops_what_follows(self, tiny_model, greedy):
         codec = byte_level()
         (plain,) = run(make_engine(tiny_model, codec=codec), [PROMPTS[1]], LONG)

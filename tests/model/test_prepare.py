@@ -1,11 +1,7 @@
 """The default model: prepared for real, killed for real, and every reason it may fail."""
 
 import importlib.util
-import json
-import signal
-import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -34,26 +30,6 @@ def test_twophase_home_overrides_the_platform_cache(empty_home, monkeypatch, tmp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "platform", "linux")
     assert default_model_dir() == tmp_path / "cache" / "twophase" / DEFAULT_MODEL
-
-
-@pytest.mark.full
-@pytest.mark.skipif(sys.platform == "win32", reason="not run here: SIGKILL is POSIX")
-def test_killed_while_writing_weights_then_completed(smollm2_folder, empty_home):
-    child = subprocess.Popen(
-        [sys.executable, "-c", "from twophase_features.model_store.prepare import *; prepare_default_model()"]
-    )
-    half_written = empty_home / f".{DEFAULT_MODEL}.partial" / "model.safetensors"
-    while child.poll() is None and not half_written.exists():
-        time.sleep(0.005)
-    child.kill()
-    assert child.wait() == -signal.SIGKILL
-    assert not default_model_dir().exists()
-
-    folder = prepare_default_model(progress=False)
-    verify()
-    manifests = [json.loads((each / "manifest.json").read_text()) for each in (folder, smollm2_folder)]
-    assert manifests[0] == manifests[1]
-    assert sorted(path.name for path in empty_home.iterdir() if path.suffix != ".lock") == [DEFAULT_MODEL]
 
 
 def test_rope_rows_are_put_back_half_a_head_apart():

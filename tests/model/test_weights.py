@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ModelFolderError
-from twophase.model import linear, tensor_files
+from twophase.model import tensor_files
 from twophase.model.config import load_config
 from twophase.model.weights import load_weights
 
@@ -42,17 +42,6 @@ def shard(folder):
         save_file({name: tensors[name] for name in part}, folder / file)
     weight_map = {name: file for file, part in files.items() for name in part}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-
-def test_fused_weights_are_the_parts_side_by_side(folder, monkeypatch):
-    monkeypatch.setattr(linear, "can_pack", lambda dtype: False)  # a packed weight cannot be looked at
-    stored = load_file(folder / "model.safetensors")
-    layer = load(folder).layers[1]
-    attention = "model.layers.1.self_attn"
-    parts = [stored[f"{attention}.{name}_proj.weight"] for name in "qkv"]
-    assert torch.equal(layer.qkv.weight, torch.cat(parts))
-    mlp = [stored[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
-    assert torch.equal(layer.mlp.gate_up.weight, torch.cat(mlp))
 
 
 def test_embedding_keeps_the_smaller_dtype(tmp_path):

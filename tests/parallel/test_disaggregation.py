@@ -50,9 +50,7 @@ PARAMS = {
 
 def test_seeds_are_drawn_in_the_order_of_requests(folder):
     """Not in that in which their pages come: the second and the fourth are computed here at once."""
-    prompts = prompts_of([40, 3, 17, 2])
-    outputs = TwoEngines(folder).generate(prompts, PARAMS["unseeded"])
-    assert completions(outputs) == completions(expected(folder, prompts, PARAMS["unseeded"]))
+    TwoEngines(folder).check(prompts_of([40, 3, 17, 2]), PARAMS["unseeded"])
 
 
 class TestPages:
@@ -110,8 +108,7 @@ class TestPages:
 
     def test_a_prompt_that_comes_twice_at_once(self, folder):
         engines = TwoEngines(folder)
-        outputs = engines.generate([prompt_of(0, 18)] * 3, GREEDY)
-        assert completions(outputs) == 3 * completions(expected(folder, [prompt_of(0, 18)], GREEDY))
+        engines.check([prompt_of(0, 18)] * 3, GREEDY)
 
     def test_pages_leave_the_tier_when_they_are_loaded(self, folder):
         """And not when the request ends."""
@@ -181,8 +178,7 @@ class TestRoom:
 
     def test_a_prompt_that_the_tier_could_never_hold_is_computed_here(self, folder):
         engines = TwoEngines(folder, num_tier_blocks=2)
-        outputs = engines.generate(prompts_of(), GREEDY)
-        assert completions(outputs) == completions(expected(folder, prompts_of(), GREEDY))
+        engines.check(prompts_of(), GREEDY)
         assert [len(each.keys) for each in submitted(engines)] == [1]
 
     def test_a_worker_with_nothing_to_compute_sleeps(self, folder):
@@ -221,9 +217,8 @@ class TestRoom:
         """What it had is computed again, or comes from the tier behind: no page is sent twice."""
         prompts, params = prompts_of([15, 14, 13, 12]), replace(GREEDY, max_tokens=24)
         engines = TwoEngines(folder, decode={"num_kv_blocks": 20, "preemption_mode": preemption_mode})
-        outputs = engines.generate(prompts, params)
+        outputs = engines.check(prompts, params)
         assert sum(output.metrics.num_preemptions for output in outputs) > 0
-        assert completions(outputs) == completions(expected(folder, prompts, params))
         assert len(submitted(engines)) == 4
         num_sent = sum(len(each.keys) for each in submitted(engines))
         num_loaded = sum(step.blocks_loaded for step in engines.engine.trace)
@@ -291,7 +286,7 @@ class TestTrouble:
         engines = TwoEngines(folder, prefill={"attention_backend": make_backend})
         suspect.engine = engines.prefill.engine
         prompts = prompts_of([7, 9, 10])
-        assert completions(engines.generate(prompts, GREEDY)) == completions(expected(folder, prompts, GREEDY))
+        engines.check(prompts, GREEDY)
         assert (engines.engine.num_resent, engines.engine.num_recomputed) == (0, 1)  # of the others nothing was missing
         (failed,) = [said for said in engines.to_decode.said if isinstance(said, Failed)]
         assert failed.request_id == "1"
@@ -372,7 +367,7 @@ class TestTransfersThatFail:
         prompts, params = prompts_of(), PARAMS[name]
         engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 64 if num_lost else 16, "seed": 1})
         engines.to_decode.loses = lose_first(num_lost)
-        assert completions(engines.generate(prompts, params)) == completions(expected(folder, prompts, params))
+        engines.check(prompts, params)
         assert engines.engine.num_recomputed == num_recomputed
         assert (engines.engine.num_resent >= max(1, num_recomputed)) == (num_lost > 0)
 
@@ -387,7 +382,7 @@ class TestTransfersThatFail:
             return len(seen) == 4
 
         engines.to_decode.loses = loses
-        outputs = engines.generate([prompt_of(0, 23)], GREEDY)
+        engines.check([prompt_of(0, 23)], GREEDY)
         first, again = submitted(engines)
         assert again.keys == first.keys[2:]
         assert [said.keys for said in engines.to_decode.pages_said()] == [first.keys[:2], first.keys[2:], again.keys]
@@ -395,17 +390,15 @@ class TestTransfersThatFail:
         transfers, (done,) = engines.engine.take_transfers()
         assert done.num_cached_tokens == 16
         assert [record.num_blocks for record in transfers] == [2 * 2, 3 * 2, 3 * 2]  # in two layers
-        assert completions(outputs) == completions(expected(folder, [prompt_of(0, 23)], GREEDY))
 
     @pytest.mark.parametrize(("hole", "num_cached"), [(0, 0), (2, 8)])
     def test_pages_before_a_hole_are_loaded(self, folder, hole, num_cached):
         """Blocks 0-1, or 2-4, never come whole: nothing, or blocks 0 and 1, are loaded, and the rest is computed."""
         engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 10, "max_num_seqs": 1})
         engines.to_decode.loses = lambda pages: pages.layer == 1 and submitted(engines)[0].keys[hole] in pages.keys
-        (output,) = engines.generate([prompt_of(0, 23)], GREEDY)
+        (output,) = engines.check([prompt_of(0, 23)], GREEDY)
         assert (engines.engine.num_resent, engines.engine.num_recomputed) == (1, 1)
         assert output.metrics.num_cached_tokens == num_cached
-        assert output.outputs == expected(folder, [prompt_of(0, 23)], GREEDY)[0].outputs
 
     def test_pages_that_cannot_be_written_are_missing(self, folder, monkeypatch):
         """torch has no memory for a copy, twice: the second layer's pages, and again when they are sent once more. What
@@ -421,10 +414,9 @@ class TestTransfersThatFail:
 
         monkeypatch.setattr(module, "unpack_layer", unpack_layer)
         engines = TwoEngines(folder)
-        outputs = engines.generate([prompt_of(0, 9)], GREEDY)
+        engines.check([prompt_of(0, 9)], GREEDY)
         assert (engines.engine.num_resent, engines.engine.num_recomputed) == (1, 1)
         assert calls == [0, 1, 1]
-        assert completions(outputs) == completions(expected(folder, [prompt_of(0, 9)], GREEDY))
 
     def test_a_prompt_whose_logprobs_are_asked_for_is_computed_here(self, folder):
         params = replace(GREEDY, prompt_logprobs=2, logprobs=2)

@@ -124,24 +124,17 @@ def test_a_lost_rank_is_an_error_in_time_and_leaves_nothing_behind(how, family, 
     assert not any(is_running(int(path.read_text())) for path in tmp_path.glob("*.pid"))
 
 
+RANKS = {"tensor_parallel_size": 2}
+ODD_EXPERTS = {"num_key_value_heads": 6, "num_experts": 9}
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "options", "message"),
     [
         ("llama", {}, {"tensor_parallel_size": 3}, "num_key_value_heads gives 2 parts"),
-        (
-            "llama",
-            {},
-            {"tensor_parallel_size": 2},
-            r"not started by torchrun: RANK, WORLD_SIZE.* `torchrun --nproc-per",
-        ),
-        (
-            "qwen3-moe",
-            {"num_key_value_heads": 6, "num_experts": 9},
-            WHOLE | {"tensor_parallel_size": 2},
-            r"9 experts cannot .* tensor_parallel_size 2; use one of 1, 3, 9 processes",
-        ),
+        ("llama", {}, RANKS, r"not started by torchrun: RANK, WORLD_SIZE.* `torchrun --nproc-per"),
+        ("qwen3-moe", ODD_EXPERTS, WHOLE | RANKS, r"9 experts cannot .*size 2; use one of 1, 3, 9 processes"),
         ("llama", {}, WHOLE, r"experts of a model, and LlamaForCausalLM has no experts; leave it off"),
-        ("llama", {}, WHOLE | {"tensor_parallel_size": 2}, r"LlamaForCausalLM has no experts; leave it off"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_anything_is_loaded(

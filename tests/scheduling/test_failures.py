@@ -96,22 +96,3 @@ def test_a_copy_that_fails_fails_its_sequence_alone():
     harness.take(harness.scheduler.update(plan, sampled))
     harness.run()
     assert sorted(reason for reason, _ in harness.ends.values()) == ["error", "length", "length"]
-
-
-@pytest.mark.parametrize("drop_step", [False, True])
-def test_the_runner_fails_one_sequence_of_a_step(drop_step):
-    """Either the rest of the step counts, or it is planned again without the culprit."""
-    harness = crowded()
-    for _ in range(3):
-        harness.step()
-    plan = harness.schedule()
-    culprit = plan.chunks[0].seq_id
-    request_id = harness.scheduler.sequences[culprit].request.request_id
-    sampled = harness.execute(plan)
-    del sampled[culprit]
-    harness.take(harness.scheduler.fail(culprit, ValueError("NaN in the logits")))
-    if not drop_step:
-        harness.take(harness.scheduler.update(plan, sampled))
-    harness.check_state()
-    harness.run().check_outputs(but=frozenset(request_id))
-    assert ("error", None) in harness.ends.values()

@@ -8,7 +8,6 @@ import pytest
 import twophase
 import twophase.cache.prefix_cache as prefix_cache
 from tests.scheduling.harness import Harness, make_request
-from tests.scheduling.test_policies import Learners
 from twophase.cache.prefix_cache import block_digest, tokens_to_bytes
 from twophase_features.policies.request_level import StaticPolicy
 from twophase_features.policies.whole_prompts import ContinuousPolicy
@@ -49,23 +48,6 @@ def test_a_refusal_ends_with_its_reason(why):
     harness.step()
     assert harness.scheduler.num_waiting == 0
     assert harness.log[-1][1] == "b"
-    harness.run().check_outputs()
-
-
-def test_one_that_does_not_fit_whole_may_be_tried_in_chunks():
-    def whole_if_possible(step):
-        for sequence in step.running:
-            (step.decode if sequence.is_decoding else step.prefill)(sequence)
-        for sequence in step.waiting:
-            if not (step.admit(sequence, whole=True) or step.admit(sequence)):
-                break
-
-    harness = Harness(policy=Learners(whole_if_possible), budget=8)
-    harness.add(make_request("a", 3, 9))
-    harness.step()
-    harness.add(make_request("b", 8, 2))
-    harness.step()
-    assert harness.log[1:] == [(1, "a", 1), (1, "b", 7)]
     harness.run().check_outputs()
 
 

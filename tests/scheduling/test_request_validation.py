@@ -11,24 +11,6 @@ from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_server.openai_chat import max_new_tokens
 
 
-@pytest.mark.parametrize(
-    ("prompt_len", "max_tokens", "n", "max_model_len", "num_blocks"),
-    [
-        (6, 5, 2, 99, 5),  # the docstring's example
-        (1, 1, 1, 99, 1),
-        (4, 1, 1, 99, 1),  # the sampled token is never written
-        (4, 2, 1, 99, 2),
-        (4, 2, 3, 99, 4),  # one shared block, three of their own
-        (5, 1, 3, 99, 2),  # one token each: nothing is written after the fork
-        (4, 1000, 1, 17, 4),  # capped by the context
-        (4, 1000, 1, 18, 5),
-    ],
-)
-def test_worst_case_in_blocks_of_4(prompt_len, max_tokens, n, max_model_len, num_blocks):
-    config = SchedulerConfig(4, 8, max_model_len)
-    assert num_blocks_at_most(prompt_len, max_tokens, n, config, CacheManager(1, 4)) == num_blocks
-
-
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("prompt_len", [1, 3, 4, 5, 8])
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, 6, 40])
