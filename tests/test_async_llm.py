@@ -159,6 +159,21 @@ def test_a_late_abort_harms_nobody(llm):
 GUIDED = SamplingParams(max_tokens=4, structured_outputs=StructuredOutputs(choice=["a"]))
 
 
+def test_what_a_tokenizer_raises_harms_nobody_else(llm, monkeypatch):
+    def broken(text, **options):
+        raise RuntimeError("planted")
+
+    async def main(served):
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine._codec, "encode", broken, raising=False)
+            with pytest.raises(RuntimeError, match="planted"):
+                await served.submit("The", GREEDY)
+        assert served.is_alive
+        assert (await last_of(served.generate("a", GREEDY))).finished
+
+    run(llm, main)
+
+
 @contextlib.contextmanager
 def slow_grammars(llm, monkeypatch):
     """A grammar takes as long as this lasts."""
@@ -410,6 +425,15 @@ def test_a_deadline_does_not_wait_for_a_policy_that_waits(patient_llm):
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_thread_sleeps_until_somebody_comes(llm):
+    async def main(served):
+        await last_of(served.generate("The", GREEDY))
+        with held(served):
+            return served._thread._max_sleep_s()
+
+    assert run(llm, main) is None
 
 
 @pytest.mark.parametrize("can_abort", [True, False])

@@ -163,6 +163,12 @@ def test_stop_tokens_and_reasons(llama):
     assert [found.finish_reason for found in output.sequences] == ["length"] * 4
 
 
+def test_the_length_of_the_context_ends_texts(llama):
+    llm, _ = llama
+    (output,) = llm.beam_search([prompt_of(1, 125)], params_of(2, 9), use_tqdm=False)
+    assert [(len(found.tokens), found.finish_reason) for found in output.sequences] == [(3, "length")] * 2
+
+
 def test_logprobs_of_each_token(llama):
     llm, _ = llama
     (output,) = search(llm, [prompt_of(1, 9)], params_of(3))

@@ -192,6 +192,18 @@ class TestAbort:
             outputs |= finish(engine)
             assert tokens_of(outputs["stays"]) == expected
 
+    def test_text_held_back_is_released(self, tiny_model):
+        codec = byte_level()
+        (whole,) = run(make_engine(tiny_model, codec=codec), [prompt_of(0, 9)])
+        text = whole.outputs[0].text
+        params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, stop=text + "never")
+        engine = make_engine(tiny_model, codec=codec)
+        engine.add_request("a", prompt_of(0, 9), params)
+        for _ in range(8):
+            (output,) = engine.step()
+        assert output.outputs[0].text == ""
+        assert engine.abort("a").outputs[0].text == text
+
 
 class TestLogprobs:
     def test_equal_transformers_log_softmax(self, tmp_path):

@@ -78,6 +78,14 @@ class TestForward:
         assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
         assert backend.num_raised > 0
 
+    def test_everyone_fails(self, tiny_model, expected):
+        engine, backend = faulty_engine(tiny_model, "attend", lambda batch: True, budget=200)
+        outputs = run(engine, PROMPTS, PARAMS)
+        assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * len(PROMPTS)
+        assert engine.stats().num_failed == len(PROMPTS)
+        backend.stage = "nowhere"
+        check_good_as_new(engine, expected)
+
 
 class TestSampling:
     def fail_when(self, monkeypatch, is_culprit):
@@ -105,6 +113,12 @@ class TestSampling:
         (output,) = run(make_engine(tiny_model), [PROMPTS[0]], params)
         assert [completion.finish_reason for completion in output.outputs] == ["length", "error", "length"]
         assert [output.outputs[i] == good.outputs[i] for i in (0, 2)] == [True, True]
+
+    def test_before_the_completions_fork_all_of_them_fail(self, tiny_model, monkeypatch):
+        self.fail_when(monkeypatch, lambda row: row.num_samples == 3)
+        engine = make_engine(tiny_model)
+        (output,) = run(engine, [PROMPTS[0]], SamplingParams(n=3))
+        assert [completion.finish_reason for completion in output.outputs] == ["error"] * 3
 
 
 class TestDetokenising:

@@ -329,6 +329,11 @@ class TestFormats:
         accepted = [text for text in good + bad if grammar.accepts(json.dumps({"format": text}))]
         assert accepted == good
 
+    def test_data_is_no_schema(self, model):
+        params = [guided(json={"const": {"format": "date"}})]
+        (output,) = run(guided_engine(model), [prompt_of(0, 4)], params)
+        assert json.loads(output.outputs[0].text) == {"format": "date"}
+
 
 class TestDoor:
     @pytest.mark.parametrize(
@@ -377,6 +382,11 @@ class TestDoor:
         broken = make_engine(model, guidance=Guidance(lambda: '{"model": {"type": "none"}}', frozenset([0])))
         with pytest.raises(InvalidRequestError, match="llguidance cannot use this model's tokenizer"):
             broken.add_request("a", prompt_of(0, 4), guided(regex="a"))
+
+    def test_much_that_is_simple_is_served(self, model):
+        several = [{"json": chain_of(150)}, {"choice": [f"v{i}" for i in range(10_000)]}]
+        params = [guided(0, max_tokens=400, **each) for each in several]
+        assert check_outputs(run(guided_engine(model), [prompt_of(0, 4)] * 2, params), params) == 2
 
 
 def test_the_real_model(smollm2_folder):

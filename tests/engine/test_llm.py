@@ -11,7 +11,7 @@ from tqdm import tqdm
 from tests.engine.engines import check_idle, prompt_of
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
-from twophase import LLM, SamplingParams
+from twophase import LLM, SamplingParams, memory
 from twophase import llm as llm_module
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
@@ -126,6 +126,19 @@ class TestStream:
             next(stream)
         assert not llm.engine.has_unfinished_requests()
 
+    def test_several_in_turns_and_generate_in_between(self, llm):
+        params = [SamplingParams(seed=i, max_tokens=20, ignore_eos=True) for i in range(3)]
+        expected = [output.outputs[0].text for output in llm.generate(TEXTS[:3], params)]
+        streams = [llm.stream(text, each) for text, each in zip(TEXTS, params, strict=False)]
+        got = ["", "", ""]
+        for i in (0, 1, 0, 2, 1):
+            got[i] += next(streams[i])
+        (between,) = llm.generate(TEXTS[0], params[0])
+        assert between.outputs[0].text == expected[0]
+        for i in (2, 0, 1):
+            got[i] += "".join(streams[i])
+        assert got == expected
+
 
 class TestChat:
     TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
@@ -208,3 +221,11 @@ class TestOptions:
         assert resolve_device("auto") == torch.device("cpu")
         with pytest.raises(ConfigError, match="PyTorch sees 0 CUDA devices here; use device='cpu'"):
             resolve_device("cuda:1")
+
+    def test_default_pool_is_a_share_of_free_memory(self, llm, monkeypatch):
+        num_bytes, cpu = llm.kv_cache.spec.bytes_per_block, torch.device("cpu")
+        monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 4 * 2**30)
+        assert memory.num_blocks_that_fit(num_bytes, cpu, None) == 2**30 // num_bytes
+        assert memory.num_blocks_that_fit(num_bytes, cpu, 0.9) == int(0.9 * 4 * 2**30) // num_bytes
+        monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 400 * 2**30)
+        assert memory.num_blocks_that_fit(num_bytes, cpu, None) == 2 * 2**30 // num_bytes

@@ -66,6 +66,9 @@ class TestSameTokens:
             assert stats.num_accepted_tokens > 0
         if drafter.startswith("itself"):  # its cache holds what the model's holds, whatever happened to the blocks
             assert stats.num_accepted_tokens == stats.num_draft_tokens
+        for step in engine.trace:
+            decodes = step.chunks[: step.num_decodes + step.num_verifying]
+            assert step.num_decode_tokens == sum(num_tokens for *_, num_tokens in decodes)
         if name.startswith("preemption"):
             assert stats.num_preemptions > 0
 

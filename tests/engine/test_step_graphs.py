@@ -324,6 +324,13 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+def test_the_current_device():
+    assert isinstance(llama._current(torch.device("cpu")), contextlib.nullcontext)
+    guard = llama._current(torch.device("cuda:1"))
+    assert isinstance(guard, torch.cuda.device)
+    assert guard.idx == 1
+
+
 @pytest.mark.mutants
 @pytest.mark.parametrize(
     ("cpu_model", "row"),

@@ -6,8 +6,10 @@ import pytest
 from tests.mutation import KillTable, Mutant, installed
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
+from twophase.engine import model_run, sampler
 from twophase.engine.detokenizer import Detokenizer
-from twophase_features import stop_strings
+from twophase_features import score_edits, stop_strings
+from twophase_features.score_edits import bias_of
 
 PROMPT = {"prompt_token_ids": [40, 41, 42, 43, 44]}
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -76,6 +78,19 @@ def check_stop_after(module=stop_strings):
 
 def test_a_stop_string_begins_after_the_last_early_token():
     check_stop_after()
+
+
+def test_biases_are_made_once_for_all_steps_and_completions(llm, monkeypatch):
+    """Of 16 x 300 biases a step in Python, each took as long as a step."""
+    made, used = [], []
+    monkeypatch.setattr(score_edits, "bias_of", lambda params: made.append(bias_of(params)) or made[-1])
+    monkeypatch.setattr(model_run, "sample", lambda logits, rows: used.extend(rows) or sampler.sample(logits, rows))
+    bias = dict.fromkeys(range(300), 1.0)
+    generate(llm, logit_bias=bias, n=4, temperature=1.0, seed=1)
+    assert len(made) == 1
+    assert len(used) == 1 + 4 * 11
+    assert {id(row.bias) for row in used} == {id(made[0])}
+    assert (made[0].token_ids.tolist(), made[0].values.tolist()) == (list(bias), [1.0] * 300)
 
 
 @pytest.mark.unchecked_types

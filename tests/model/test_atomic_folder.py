@@ -36,6 +36,17 @@ def test_build_gives_the_files_and_nothing_beside_them(tmp_path):
     assert changed_files(target) == []
 
 
+def test_another_recipe_or_a_missing_or_shorter_file_is_not_complete(tmp_path):
+    target = tmp_path / "model"
+    assert not is_complete(target, RECIPE)
+    build(target, RECIPE, files())
+    assert not is_complete(target, {"version": 2})
+    (target / "small").write_bytes(b"")
+    assert not is_complete(target, RECIPE)
+    (target / "small").unlink()
+    assert not is_complete(target, RECIPE)
+
+
 def test_changed_contents_are_found_and_a_rebuild_replaces_them(tmp_path):
     target = tmp_path / "model"
     build(target, RECIPE, files())

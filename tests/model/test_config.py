@@ -223,6 +223,10 @@ REFUSED = {
 }  # fmt: skip
 
 
+def test_a_mixture_whose_layers_are_all_dense_is_none(tmp_path):
+    assert load_config(write(tmp_path, **QWEN3_MOE, decoder_sparse_step=7)).experts is None
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals_name_the_file_and_what_was_found(case, tmp_path):
     changes, said = REFUSED[case]

@@ -90,6 +90,15 @@ def test_the_load_of_experts_is_counted_layer_by_layer_and_step_by_step(model):
     assert len(load.tokens_per_expert) == len(tokens), "it counts only while it is open"
 
 
+def test_a_step_that_fails_half_way_is_not_counted(tmp_path):
+    folder, _ = make_folder("mixtral", tmp_path)
+    model = load_model(folder)
+    with ExpertLoad(model) as load:
+        for layer, tokens in ((0, 9), (0, 1), (1, 2), (0, 3), (1, 4), (0, 9)):
+            model.watch_experts(layer, torch.full((4,), tokens))
+        assert load.tokens_per_expert[..., 0].tolist() == [[1, 2], [3, 4]]
+
+
 def test_what_cannot_be_watched_is_said(model, tiny_folder_without_experts):
     with pytest.raises(ValueError, match="LlamaForCausalLM has no experts"):
         ExpertLoad(tiny_folder_without_experts)

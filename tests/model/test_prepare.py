@@ -32,6 +32,11 @@ def test_twophase_home_overrides_the_platform_cache(empty_home, monkeypatch, tmp
     assert default_model_dir() == tmp_path / "cache" / "twophase" / DEFAULT_MODEL
 
 
+def test_a_prepared_model_is_found_without_looking_for_its_package(smollm2_folder, monkeypatch):
+    monkeypatch.setattr(prepare, "_find_gguf", lambda: pytest.fail("looked for the package"))
+    assert prepare_default_model() == smollm2_folder == resolve_model(DEFAULT_MODEL)
+
+
 def test_rope_rows_are_put_back_half_a_head_apart():
     """llama.cpp's own reordering, row by row from its definition, is undone."""
     head_dim, original = 6, torch.arange(2 * 6.0)[:, None]

@@ -1,5 +1,6 @@
 """Lost and silent peers are errors in time; launches tell what happened and leave no process behind."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -134,6 +135,13 @@ def test_joining_needs_torchrun_and_a_limit(torchrun):
     torchrun.delenv("RANK")
     with pytest.raises(ConfigError, match="not started by torchrun: RANK is not set"):
         Peers("cpu")
+
+
+def test_a_port_that_something_else_listens_on(torchrun):
+    with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
+        torchrun.setenv("WORLD_SIZE", "2")
+        with pytest.raises(PeerLostError, match=r"listen|address"):
+            Peers("cpu", startup_timeout_s=0.5)
 
 
 def test_a_failure_in_the_middle_of_the_model_ends_the_group(torchrun, tmp_path):

@@ -157,6 +157,15 @@ def test_the_command_prints_with_two_ranks_what_it_prints_with_one(tiny_folder):
     assert len(alone.stdout.strip()) == 6
 
 
+def test_one_process_has_all_experts(tmp_path):
+    folder, _ = make_folder("mixtral", tmp_path)
+    options = {"skip_tokenizer_init": True, "device": "cpu", "num_kv_blocks": 8}
+    llm = LLM(str(folder), **options, **WHOLE)
+    assert len(llm.model.weights.layers[0].mlp.down.layers) == 4
+    got, expected = (each.generate({"prompt_token_ids": [5, 6, 7]}) for each in (llm, LLM(str(folder), **options)))
+    assert got[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
+
+
 @pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
 def test_only_this_ranks_experts_are_read(family, tmp_path, monkeypatch):
     folder, _ = make_folder(family, tmp_path)
