@@ -60,17 +60,16 @@ def running(*tests):
 
 
 def worst_case():
-    for n, prompt_len, max_tokens in ((1, 4, 5), (2, 5, 6), (3, 5, 1)):
-        test_request_validation.test_a_pool_of_just_the_worst_case_serves_and_one_block_less_is_refused(
-            n=n, prompt_len=prompt_len, max_tokens=max_tokens
-        )
+    for prompt_len, max_tokens, n in ((4, 5, 1), (5, 6, 2), (5, 1, 3)):
+        test_request_validation.check_worst_case(prompt_len, max_tokens, n)
 
 
 def groups_of_layers():
-    for case in ((30, 11, 1, 16), (30, 11, 2, 25)):
-        test_request_validation.test_the_worst_case_of_groups_of_layers(*case)
-    test_request_validation.test_a_prompt_that_is_written_at_once_needs_its_blocks_in_all_groups()
-    test_request_validation.test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow()
+    of_groups, whole = test_request_validation.GROUPS, test_request_validation.WHOLE
+    for *case, options in ((30, 11, 1, 16, of_groups), (30, 11, 2, 25, of_groups), (30, 1, 1, 24, whole)):
+        test_request_validation.check_worst_case(*case, **options)
+    test_timelines.check_timeline("a newcomer leaves a block of each group of layers to those that grow")
+    test_timelines.check_timeline("and waits where there is a block less")
     test_request_validation.test_a_prefill_leaves_the_others_what_they_reserved()
     test_pressure.test_groups_of_layers_with_windows_and_without(24)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request
 from twophase.core.errors import PolicyError
-from twophase.scheduling.policy import Policy, PriorityPolicy, decodes_first
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.request_level import DynamicPolicy
 from twophase_features.policies.whole_prompts import PrefillFirstPolicy
@@ -100,42 +100,13 @@ def test_a_policy_that_makes_no_sense_is_told_so_and_nothing_is_lost(plan_step, 
     harness.run().check_outputs()
 
 
-def test_equal_ranks_go_by_arrival():
-    """In the queue, and when a sequence must go."""
-    harness = Harness(
-        policy=Learners(decodes_first, lambda sequence: (0,)), num_blocks=5, prefix_caching=False, reserve_growth=False
-    )
-    harness.add(*(make_request(name, 4, 8) for name in "abc"))
-    harness.step()
-    assert [name for _, name, _ in harness.log] == ["a", "b"]
-    harness.run().check_outputs()
-    assert {name for _, name in harness.preempted} == {"b", "c"}
-
-
 class TestOffloading:
-    def crowded(self, **options):
-        harness = Harness(num_blocks=4, **options)
-        harness.add(make_request("a", 4, 12), make_request("b", 3, 12))
-        harness.run().check_outputs()
-        return harness
-
-    def num_computed(self, harness, name: str) -> int:
-        return sum(tokens for _, who, tokens in harness.log if who == name)
-
-    def test_a_victim_comes_back_with_its_full_blocks(self):
-        recomputed, offloaded = self.crowded(), self.crowded(num_host_blocks=4)
-        assert offloaded.preempted
-        # Its full blocks are loaded; tokens of the last, partial one are computed again.
-        assert 3 + 11 <= self.num_computed(offloaded, "b") < 3 + 11 + 4
-        assert self.num_computed(recomputed, "b") > self.num_computed(offloaded, "b")
-        assert offloaded.num_offloaded >= offloaded.num_loaded > 0
-
     def test_another_request_finds_what_has_left_the_pool(self):
         harness = Harness(num_blocks=4, num_host_blocks=8)
         for name, prompt in (("a", range(100, 113)), ("b", range(200, 213)), ("c", range(100, 113))):
             harness.add(make_request(name, prompt, 1))
             harness.run().check_outputs()
-        assert self.num_computed(harness, "c") == 1
+        assert harness.log[-1][1:] == ("c", 1)
         assert harness.num_loaded == 3
 
     @pytest.mark.parametrize("call", ["match", "load", "store"])
@@ -166,8 +137,3 @@ class TestAdmission:
 
         assert num_preemptions(reserve_growth=False) > num_preemptions()
         assert num_preemptions(watermark=0.5) == 0
-
-    def test_alone_a_request_may_go_below_the_watermark(self):
-        harness = Harness(num_blocks=4, watermark=0.9)
-        harness.add(make_request("a", 12, 4))
-        harness.run().check_outputs()

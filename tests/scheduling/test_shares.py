@@ -133,12 +133,3 @@ class TestFair:
         assert set(waiting) == {"c"}
         harness.run()
         assert waiting == {}
-
-    def test_what_one_leaves_is_the_others(self):
-        harness = Harness(policy=FairPolicy(), max_num_seqs=2, prefix_caching=False)
-        harness.add(*(make_request(f"x{i}", 4, 4, tenant="busy") for i in range(6)))
-        harness.add(make_request("y", 4, 4, tenant="calm"))
-        while harness.scheduler.has_unfinished:
-            num_unfinished = len(harness.scheduler.sequences)
-            assert len(harness.step().chunks) == min(2, num_unfinished)
-        harness.run().check_outputs()

@@ -10,7 +10,7 @@ from tests.scheduling.harness import EOS, Harness, make_request, next_token
 from tests.scheduling.harness import make_request as R
 from tests.scheduling.test_policies import Learners
 from twophase.core.plan import SampledToken
-from twophase.scheduling.policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy, decodes_first
 from twophase_features.policies.ageing import AgeingPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
@@ -122,6 +122,47 @@ TIMELINES = {
         "a0:6 | a0:1 *8 | b0:8 *2 | b0:2 a1:2",
         R("a0", 6, 9, tenant="a"), 1, R("b0", 18, 1, tenant="b"),
         R("a1", 2, 1, tenant="a"), policy=lambda: FairPolicy(), num_blocks=6, prefix_caching=False),
+    "kept out by blocks, until they are free": row(
+        "a:8 | a:1 *3 | b:8 | b:1 *2", R("a", 8, 4), 1, R("b", 9, 2), num_blocks=5, prefix_caching=False),
+    "kept out by the watermark": row(
+        "a:8 | a:1 *3 | b:8 | b:1 *2",
+        R("a", 8, 4), 1, R("b", 9, 2), num_blocks=8, watermark=0.5, prefix_caching=False),
+    "kept out by places": row("a:8 | a:1 *3 | b:1 *2", R("a", 8, 4), 1, R("b", 1, 2), max_num_seqs=1),
+    "kept out by places for all completions": row(
+        "a:8 | a:1 *3 | b:1 | b:1 b/1:1", R("a", 8, 4), 1, R("b", 1, 2, n=2), max_num_seqs=2),
+    "kept out by the tokens of a step": row(
+        "a:8 | a:1 *3 | b:8 | b:1", R("a", 8, 4), 1, R("b", 8, 2), policy=lambda: ContinuousPolicy()),
+    "kept out whole, where no prompt is split": row(
+        "a:8 | a:1 *3 | b:8 | b:1", R("a", 8, 4), 1, R("b", 8, 2), chunked=False),
+    "kept out by the policy": row(
+        "a:8 | a:1 *3 | b:1 *2", R("a", 8, 4), 1, R("b", 1, 2), policy=lambda: StaticPolicy(1)),
+    "a newcomer leaves a block of each group of layers to those that grow": row(
+        "a:4 b:4 | a:1 b:1 *2",
+        R("a", 4, 3), R("b", 4, 3), num_blocks=8, window=SlidingWindow(9), sees_all=(True, False)),
+    "and waits where there is a block less": row(
+        "a:4 | a:1 *2 | b:4 | b:1 *2",
+        R("a", 4, 3), R("b", 4, 3), num_blocks=7, window=SlidingWindow(9), sees_all=(True, False)),
+    "reserve: blocks that one gives back another may have": row(
+        "a:6 b:6 | a:1 b:1 *3 | a:1 c:6 | a:1 c:1 *3 | a:1 *3",
+        R("a", 6, 11), R("b", 6, 4), R("c", 6, 4), num_blocks=8, prefix_caching=False, admission="reserve", budget=18),
+    "reserve: shared blocks are not reserved twice": row(
+        "a:9 | a:1 b:1 *7 | b:1",
+        R("a", range(50, 59), 8), 1, R("b", range(50, 59), 8), num_blocks=6, admission="reserve", budget=16),
+    "reserve: a block less, and the second waits": row(
+        "a:9 | a:1 *7 | b:1 *8",
+        R("a", range(50, 59), 8), 1, R("b", range(50, 59), 8), num_blocks=5, admission="reserve", budget=16),
+    "equal ranks go by arrival, in the queue and when a sequence must go": row(
+        "a:4 b:4 | a:1 b:1 c:4 | a:1 b:1 !c | a:1 b:1 *2 | a:1 !b | a:1 *2 | b:8 | b:1 c:5 | b:1 c:1 *2 | c:1 *4",
+        *(R(name, 4, 8) for name in "abc"), policy=lambda: Learners(decodes_first, lambda sequence: (0,)),
+        num_blocks=5, prefix_caching=False, reserve_growth=False),
+    "a victim comes back with its full blocks from host memory": row(
+        "a:4 b:3 | a:1 b:1 *4 | a:1 !b | a:1 *6 | b:4 | b:1 *6",
+        R("a", 4, 12), R("b", 3, 12), num_blocks=4, num_host_blocks=4),
+    "alone a request may go below the watermark": row("a:8 | a:4 | a:1 *3", R("a", 12, 4), num_blocks=4, watermark=0.9),
+    "the fair policy leaves no place empty": row(
+        "x0:4 y:4 | x0:1 y:1 *3 | x1:4 x2:4 | x1:1 x2:1 *3",
+        *(R(f"x{i}", 4, 4, tenant="busy") for i in range(3)), R("y", 4, 4, tenant="calm"),
+        policy=lambda: FairPolicy(), max_num_seqs=2),
 }  # fmt: skip
 
 
