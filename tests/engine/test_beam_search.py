@@ -127,26 +127,6 @@ def test_all_ways_to_stop(case, length_penalty):
     check_family(*case, LENGTHS, [length_penalty], [False, True, "never"])
 
 
-PRESSED = {
-    "chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 8},
-    "few blocks": {"num_kv_blocks": 28},
-    "few blocks, no hits": {"num_kv_blocks": 28, "enable_prefix_caching": False},
-    "one at a time": {"max_num_seqs": 1},
-}
-
-
-@pytest.mark.parametrize("how", PRESSED)
-def test_whatever_the_engine_does_meanwhile(how, tmp_path):
-    """Several searches side by side, beside the requests of the others' beams."""
-    llm, oracle = opened("llama", tmp_path, **PRESSED[how])
-    prompts = [prompt_of(seed, length) for seed, length in enumerate(LENGTHS)]
-    few = frozenset({41, 43})  # so that texts are long
-    params = params_of(4, 20, early_stopping="never")
-    outputs = search(llm, prompts, params, few)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        check(output, by_transformers(oracle, prompt, params, few), params, few)
-
-
 def test_stop_tokens_and_reasons(llama):
     """Stop ids end texts as end-of-text does, and say so; with `ignore_eos` the latter ends none."""
     llm, oracle = llama

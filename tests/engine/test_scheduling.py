@@ -1,4 +1,4 @@
-"""Policies and swapping on a real model: whoever is scheduled when, the tokens are those of running alone."""
+"""Tiers, policies, admission and tenants as an LLM has them: as options, and as parts of a prompt."""
 
 import pytest
 

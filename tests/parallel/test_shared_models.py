@@ -78,22 +78,14 @@ def test_three_ranks_under_pressure_swap_and_fork_and_hit_like_one(tmp_path):
 
 
 def test_two_ranks_of_whole_experts_say_no_more_than_they_must(tmp_path):
-    """Every row that travels is counted."""
     folder, _ = make_folder("mixtral", tmp_path / "model")
     got, llm = check_equal(tmp_path, folder, 2, checked=True, **WHOLE)
-    num_layers, num_steps = 2, got["stats"]["steps"]
-    assert got["num_all_reduces"] == num_layers * num_steps  # of attention alone
-    assert got["traffic"]["all_to_all"][0] == 3 * num_layers * num_steps  # counts, there, back
-    assert got["traffic"]["all_gather"][0] == num_layers * num_steps
-    hidden = 48 * 4
+    layer_steps = 2 * got["stats"]["steps"]
+    assert got["num_all_reduces"] == layer_steps  # of attention alone
+    assert got["traffic"]["all_to_all"][0] == 3 * layer_steps  # counts, there, back
     tokens = [sum(chunk[3] for chunk in step.chunks) for step in llm.engine.trace]
-    routed = [-(-count // 2) for count in tokens]  # by rank 0, which has one more where they are odd
-    assert got["traffic"]["all_gather"][1] == num_layers * sum(routed) * hidden
-    there = num_layers * sum(routed) * 2 * hidden  # two experts each
-    counts = num_layers * num_steps * 4 * 8
-    back = got["traffic"]["all_to_all"][1] - there - counts
-    assert back % hidden == 0
-    assert 0 < back < 2 * there  # as many rows as its experts were sent, by both
+    routed = sum(-(-count // 2) for count in tokens)  # by rank 0, which has one more where they are odd
+    assert got["traffic"]["all_gather"] == [layer_steps, 2 * routed * 48 * 4]
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.full)])
