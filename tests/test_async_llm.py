@@ -11,7 +11,6 @@ import pytest
 
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from tests.engine.engines import check_idle
-from tests.engine.test_request_validation import BAD_OPTIONS
 from twophase import LLM, AsyncLLM, SamplingParams, StructuredOutputs
 from twophase.core.errors import ConfigError, EngineDeadError, InvalidRequestError
 from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
@@ -52,6 +51,14 @@ async def until(is_so):
     while not is_so():
         assert time.monotonic() < deadline_s, "it never happened"
         await asyncio.sleep(0.001)
+
+
+async def waiting(served, texts, params=GREEDY, **options):
+    """A task for each text; the engine, which is held, has all of them in its queue."""
+    num_before = served.num_unfinished
+    tasks = [asyncio.ensure_future(last_of(served.generate(text, params, **options))) for text in texts]
+    await until(lambda: served.num_unfinished == num_before + len(texts))
+    return tasks
 
 
 async def last_of(outputs):
@@ -102,14 +109,6 @@ def test_outputs_grow_and_a_slow_reader_finds_the_newest(llm):
     assert fast[-1] == 8
 
 
-def test_the_end_alone(llm):
-    async def main(served):
-        return [output async for output in served.generate("The", GREEDY, stream=False)]
-
-    (output,) = run(llm, main)
-    assert output.finished
-
-
 def test_a_refusal_reaches_its_caller_alone(llm):
     async def main(served):
         other = asyncio.ensure_future(last_of(served.generate("The", GREEDY)))
@@ -154,6 +153,11 @@ def test_a_late_abort_harms_nobody(llm):
     assert run(llm, main).finished
 
 
+# -- being prepared ---------------------------------------------------------------------------------------------------
+
+GUIDED = SamplingParams(max_tokens=4, structured_outputs=StructuredOutputs(choice=["a"]))
+
+
 def test_what_a_tokenizer_raises_harms_nobody_else(llm, monkeypatch):
     def broken(text, **options):
         raise RuntimeError("planted")
@@ -167,11 +171,6 @@ def test_what_a_tokenizer_raises_harms_nobody_else(llm, monkeypatch):
         assert (await last_of(served.generate("a", GREEDY))).finished
 
     run(llm, main)
-
-
-# -- being prepared ---------------------------------------------------------------------------------------------------
-
-GUIDED = SamplingParams(max_tokens=4, structured_outputs=StructuredOutputs(choice=["a"]))
 
 
 @contextlib.contextmanager
@@ -272,21 +271,6 @@ def test_who_leaves_costs_one_step_at_most(llm, leave):
     assert run(llm, main).finished
 
 
-def test_who_leaves_before_the_engine_has_looked(llm):
-    async def main(served):
-        with held(served):
-            tasks = [asyncio.ensure_future(last_of(served.generate("The", LONG))) for _ in range(3)]
-            await until(lambda: served.num_unfinished == 3)
-            assert served.num_waiting == 3
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        await until(lambda: not served.num_unfinished)
-        assert served.stats().num_running == served.num_waiting == 0
-
-    run(llm, main)
-
-
 def test_an_event_loop_that_ends_takes_its_requests_with_it(llm):
     served = AsyncLLM.of(llm)
     before = served.stats().num_aborted
@@ -327,14 +311,12 @@ def test_the_queue_ages_while_a_step_hangs(llm):
     async def main(served):
         assert served.queue_age_s is None
         with held(served):
-            first = asyncio.ensure_future(last_of(served.generate("a", GREEDY)))
-            await until(lambda: served.num_unfinished == 1)
+            first = await waiting(served, ["a"])
             await until(lambda: served.queue_age_s > 0.05)
             age_s = served.queue_age_s
-            second = asyncio.ensure_future(last_of(served.generate("b", GREEDY)))
-            await until(lambda: served.num_unfinished == 2)
+            second = await waiting(served, ["b"])
             assert served.queue_age_s >= age_s
-        await asyncio.gather(first, second)
+        await asyncio.gather(*first, *second)
         running = served.generate("c", LONG)
         await anext(running)  # who runs does not wait
         assert served.queue_age_s is None
@@ -346,11 +328,10 @@ def test_the_queue_ages_while_a_step_hangs(llm):
 def test_a_full_queue(llm):
     async def main(served):
         with held(served):
-            waiting = [asyncio.ensure_future(last_of(served.generate(text, GREEDY))) for text in TEXTS[:2]]
-            await until(lambda: served.num_unfinished == 2)
+            tasks = await waiting(served, TEXTS[:2])
             with pytest.raises(QueueFullError, match=r"at most 2 requests may wait .* and 2 do"):
                 await served.submit("dog", GREEDY)
-        assert all(output.finished for output in await asyncio.gather(*waiting))
+        assert all(output.finished for output in await asyncio.gather(*tasks))
         running = [served.generate(text, LONG) for text in TEXTS]
         for stream in running:  # who runs does not wait
             await anext(stream)
@@ -363,8 +344,7 @@ def test_a_full_queue(llm):
 def test_whoever_leaves_the_queue_makes_room(llm):
     async def main(served):
         with held(served):
-            task = asyncio.ensure_future(last_of(served.generate("The", GREEDY)))
-            await until(lambda: served.num_unfinished == 1)
+            (task,) = await waiting(served, ["The"])
             task.cancel()
             await asyncio.wait([task])
         await until(lambda: not served.num_unfinished)
@@ -382,16 +362,11 @@ def test_a_queue_of_no_size(llm, bad):
         AsyncLLM.of(llm, max_queue=bad)
 
 
-def wait_for_the_clock(seconds):
-    time.sleep(seconds)  # a deadline is a matter of the clock: later than this it must have passed, on any machine
-
-
 def test_a_deadline_in_the_queue(llm):
     async def main(served):
         with held(served):
-            task = asyncio.ensure_future(last_of(served.generate("The", GREEDY, deadline_s=0.001)))
-            await until(lambda: served.num_unfinished == 1)
-            wait_for_the_clock(0.01)
+            (task,) = await waiting(served, ["The"], deadline_s=0.001)
+            time.sleep(0.01)  # longer than the deadline, on any machine
         with pytest.raises(DeadlineError, match="not finished by its deadline"):
             await task
         assert (await last_of(served.generate("The", GREEDY, deadline_s=3600))).finished
@@ -413,18 +388,6 @@ def test_a_deadline_on_the_way(llm):
         assert [output async for output in stream] == []
 
     run(llm, main)
-
-
-def test_deadlines_of_requests_that_ended_are_forgotten(llm):
-    one = SamplingParams(max_tokens=1)
-
-    async def main(served):
-        for _ in range(10):
-            await asyncio.gather(*(last_of(served.generate("a", one, deadline_s=3600)) for _ in range(30)))
-        with held(served):
-            return len(served._jobs)
-
-    assert run(llm, main) == 0
 
 
 # -- policies that wait -----------------------------------------------------------------------------------------------
@@ -451,30 +414,15 @@ def test_a_policy_that_waits_is_woken_by_company(patient_llm):
     assert second.finished
 
 
-def test_a_waiting_request_is_counted_once(patient_llm):
-    """Whether the engine has seen it or not."""
-
-    async def main(served):
-        first = asyncio.ensure_future(last_of(served.generate("The", GREEDY)))
-        await until(lambda: served.stats().num_waiting == 1)
-        assert served.num_waiting == 1
-        with held(served):
-            second = asyncio.ensure_future(last_of(served.generate("a", GREEDY)))
-            await until(lambda: served.num_unfinished == 2)
-            assert served.stats().num_waiting == 1
-            assert served.num_waiting == 2
-        await asyncio.gather(first, second)
-        assert served.num_waiting == 0
-
-    run(patient_llm, main)
-
-
 def test_a_deadline_does_not_wait_for_a_policy_that_waits(patient_llm):
     async def main(served):
         with pytest.raises(DeadlineError):
             await last_of(served.generate("The", GREEDY, deadline_s=0.01))
 
     run(patient_llm, main)
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_idle_thread_sleeps_until_somebody_comes(llm):
@@ -484,9 +432,6 @@ def test_an_idle_thread_sleeps_until_somebody_comes(llm):
             return served._max_sleep_s()
 
     assert run(llm, main) is None
-
-
-# -- the end ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("can_abort", [True, False])
@@ -500,12 +445,11 @@ def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch, can_abort):  # n
         served = AsyncLLM.of(llm)
         assert served.is_alive
         with held(served):
-            waiting = [asyncio.ensure_future(last_of(served.generate(text, GREEDY))) for text in TEXTS]
-            await until(lambda: served.num_unfinished == len(TEXTS))
+            tasks = await waiting(served, TEXTS)
             monkeypatch.setattr(llm.engine, "step", broken)
             if not can_abort:
                 monkeypatch.setattr(llm.engine, "abort", broken)
-        for task in waiting:
+        for task in tasks:
             with pytest.raises(EngineDeadError, match="died of ZeroDivisionError: planted"):
                 await task
         assert isinstance(served.error, ZeroDivisionError)
@@ -539,31 +483,17 @@ def test_an_engine_has_one_owner(llm):
     assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
 
 
-@pytest.mark.unchecked_types
-def test_options_of_the_wrong_type(llm):
-    async def main(served):
-        for options, message in BAD_OPTIONS:
-            if "arrival_s" not in options and options != {"request_id": None}:  # both are made here
-                with pytest.raises(InvalidRequestError, match=message):
-                    await served.submit("a", GREEDY, **options)
-                assert not served.num_unfinished
-        return await last_of(served.generate("a", GREEDY))
-
-    assert run(llm, main).finished
-
-
 def test_a_drain_finishes_what_was_accepted(llm):
     async def main(served):
         with held(served):
-            waiting = [asyncio.ensure_future(last_of(served.generate(text, GREEDY))) for text in TEXTS]
-            await until(lambda: served.num_unfinished == len(TEXTS))
+            tasks = await waiting(served, TEXTS)
             assert not await served.drain(timeout_s=0.01)
             assert served.is_draining
             with pytest.raises(DrainingError, match="accepts no new ones"):
                 await served.submit("a", GREEDY)
         assert await served.drain()
         assert served.is_alive
-        return await asyncio.gather(*waiting)
+        return await asyncio.gather(*tasks)
 
     assert all(output.finished for output in run(llm, main))
 
@@ -574,12 +504,11 @@ def test_after_close_the_llm_is_yours_again(llm):
         running = await served.submit("The", LONG)
         await anext(running)
         with held(served):
-            waiting = [asyncio.ensure_future(last_of(served.generate(text, LONG))) for text in TEXTS]
-            await until(lambda: served.num_unfinished == 1 + len(TEXTS))
+            tasks = await waiting(served, TEXTS, LONG)
             closing = asyncio.ensure_future(asyncio.to_thread(served.close))
             await until(lambda: not served.is_alive)
         await closing
-        for task in (asyncio.ensure_future(last_of(running)), *waiting):
+        for task in (asyncio.ensure_future(last_of(running)), *tasks):
             with pytest.raises(EngineDeadError, match="closed"):
                 await task
         with pytest.raises(EngineDeadError, match="closed"):

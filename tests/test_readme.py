@@ -47,10 +47,6 @@ def test_every_link_leads_somewhere(page):
             assert section in headings(target), f"{link}: there is no such section"
 
 
-def test_the_readme_has_links():
-    assert len([link for link in links_in(ROOT / "README.md") if "://" not in link]) > 30
-
-
 def test_every_feature_has_its_lab_its_source_and_its_test():
     assert len(FEATURES) >= 10
     for row in FEATURES:
@@ -97,14 +93,6 @@ def test_a_block_is_printed_anew_wherever_it_stands(monkeypatch):
 def test_a_picture_shows_what_its_command_draws(name):
     drawn = pictures.as_svg(pictures.PICTURES[name]())
     assert pictures.is_same_picture(drawn, (IMAGES / name).read_text(encoding="utf-8")), "run `python -m docs.generate`"
-
-
-def test_pictures_are_compared_by_their_text_and_their_numbers():
-    one = '<path d="M 1.000001 -2e-3"/>'
-    assert pictures.is_same_picture(one, '<path d="M 1.000002 0"/>')
-    assert not pictures.is_same_picture(one, '<path d="M 1.2 0"/>')
-    assert not pictures.is_same_picture(one, '<path d="L 1 0"/>')
-    assert not pictures.is_same_picture(one, '<path d="M 1"/>')
 
 
 def test_every_picture_is_shown_with_its_words():

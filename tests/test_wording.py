@@ -134,13 +134,3 @@ def f(x):
         "Of", "what it", "one that", "nobody", "for ever", "in vain", "is no", "cure", "hangs on", "those of"
     }  # fmt: skip
     assert {one.split(":")[1] for one in found} == {"3", "4", "6", "7"}
-
-
-def test_code_and_plain_words_are_not_breaches():
-    source = '''
-def f(what_it):
-    """The tokens of a step; one of several `those of`, of which there is no other, is no longer than before."""
-    return "what it"[:3], what_it, "nobody"
-'''
-    found = breaches(list(texts_of(source, "plain.py")))
-    assert [one.split("'")[1] for one in found] == ["what it"], "a string with a space in it is a message"

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import numpy as np
 
 from tests.engine.engines import check_idle
+from tests.engine.speculating import Silent
 from tests.parallel.thread_peers import ThreadPeers, lines_between
 from tests.parallel.two_engines import TwoEngines
 from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs, assembly
@@ -78,23 +79,17 @@ REQUESTS: dict[str, dict] = {
 }
 
 
-class RandomDrafter:
+class RandomDrafter(Silent):
     """Guesses anything, sometimes what came before."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-
-    def note_plan(self, plan):
-        pass
 
     def propose(self, requests):
         return [
             [self.random.choice([*each.token_ids, self.random.randrange(131)]) for _ in range(each.chunk.num_drafts)]
             for each in requests
         ]
-
-    def forget(self, seq_id):
-        pass
 
 
 def examples_of(name: str, folder) -> tuple[dict, ...]:

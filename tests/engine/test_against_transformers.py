@@ -25,8 +25,7 @@ def greedy(oracle, prompt, num_tokens=NUM_TOKENS) -> list[int]:
 def case(request, tmp_path_factory):
     """A model, and what transformers generates with it."""
     folder, oracle = make_folder(request.param, tmp_path_factory.mktemp(request.param), eos_token_id=None)
-    options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
-    return load_model(folder, block_size=BLOCK_SIZE, **options), [greedy(oracle, prompt) for prompt in PROMPTS]
+    return load_model(folder), [greedy(oracle, prompt) for prompt in PROMPTS]
 
 
 def test_alone(case):

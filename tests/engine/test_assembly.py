@@ -1,22 +1,16 @@
 """An engine is put together from the features that its options name, and from no other."""
 
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from tests.mutation import KillTable, Mutant
-from tests.parallel.thread_peers import ThreadPeers, lines_between
 from twophase import EngineConfig, SamplingParams, SpeculativeConfig, assembly, config
-from twophase.core.errors import ConfigError, ModelFolderError
+from twophase.core.errors import ModelFolderError
 from twophase.doors import feature
 from twophase.engine import executor, runner
-from twophase.engine.executor import Executor
-from twophase.model.config import load_config
 from twophase.model.tokenizer import Tokenizer
-from twophase_features.parallel.tensor_parallel import TensorParallelGroup
 
 ASKED = [
     ({}, set()),
@@ -61,18 +55,6 @@ def test_only_a_name_that_is_no_folder_is_looked_up_in_the_model_store(tiny_fold
     monkeypatch.undo()
     with pytest.raises(ModelFolderError, match="is not a folder"):
         assembly.assemble("nowhere", options)
-
-
-def test_one_process_and_several_are_executors(tiny_folder):
-    model_config, device = load_config(tiny_folder), torch.device("cpu")
-    one = executor.join(EngineConfig(), model_config, device)
-    assert type(one) is Executor
-    peers = ThreadPeers(0, lines_between(2), threading.Barrier(2))
-    assert isinstance(TensorParallelGroup(model_config, peers, False), Executor)
-    assert one.cut("model.layers.0.self_attn.q_proj.weight", device) is device
-    assert (one.smallest(7), one.run, one.is_driver) == (7, one.run, True)
-    with pytest.raises(ConfigError, match="has no experts"):
-        executor.join(EngineConfig(enable_expert_parallel=True), model_config, device)
 
 
 def check_grammars(folder, module=assembly) -> None:

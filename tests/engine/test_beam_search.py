@@ -127,40 +127,6 @@ def test_all_ways_to_stop(case, length_penalty):
     check_family(*case, LENGTHS, [length_penalty], [False, True, "never"])
 
 
-PRESSED = {
-    "chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 8},
-    "few blocks": {"num_kv_blocks": 28},
-    "few blocks, no hits": {"num_kv_blocks": 28, "enable_prefix_caching": False},
-    "one at a time": {"max_num_seqs": 1},
-}
-
-
-@pytest.mark.parametrize("how", PRESSED)
-def test_whatever_the_engine_does_meanwhile(how, tmp_path):
-    """Several searches side by side, beside the requests of the others' beams."""
-    llm, oracle = opened("llama", tmp_path, **PRESSED[how])
-    prompts = [prompt_of(seed, length) for seed, length in enumerate(LENGTHS)]
-    few = frozenset({41, 43})  # so that texts are long
-    params = params_of(4, 20, early_stopping="never")
-    outputs = search(llm, prompts, params, few)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        check(output, by_transformers(oracle, prompt, params, few), params, few)
-
-
-def test_temperature_divides_the_logits(llama):
-    llm, oracle = llama
-    prompt = prompt_of(1, 9)
-    head = oracle.lm_head.weight.data.clone()
-    try:
-        oracle.lm_head.weight.data.div_(0.5)
-        expected = by_transformers(oracle, prompt, params_of(3))
-    finally:
-        oracle.lm_head.weight.data.copy_(head)
-    params = params_of(3, temperature=0.5)
-    (output,) = search(llm, [prompt], params)
-    check(output, expected, params)
-
-
 def test_stop_tokens_and_reasons(llama):
     """Stop ids end texts as end-of-text does, and say so; with `ignore_eos` the latter ends none."""
     llm, oracle = llama
@@ -175,13 +141,6 @@ def test_stop_tokens_and_reasons(llama):
     ]
     (output,) = search(llm, [prompt], params_of(4, ignore_eos=True))
     assert [found.finish_reason for found in output.sequences] == ["length"] * 4
-
-
-def test_more_beams_than_a_user_may_ask_log_probabilities(llama):
-    llm, oracle = llama
-    params = params_of(40, 4)
-    (output,) = search(llm, [prompt_of(1, 9)], params)
-    check(output, by_transformers(oracle, prompt_of(1, 9), params), params)
 
 
 def test_the_length_of_the_context_ends_texts(llama):
@@ -244,17 +203,6 @@ def llm(tiny_folder):
 class TestLLM:
     PARAMS = BeamSearchParams(beam_width=3, max_tokens=9, length_penalty=0.5)
 
-    def test_its_texts_and_scores(self, llm):
-        outputs = llm.beam_search(["Once", {"prompt_token_ids": [5, 9]}], self.PARAMS)
-        assert [output.prompt for output in outputs] == ["Once", None]
-        for output in outputs:
-            scores = [found.score for found in output.sequences]
-            assert scores == sorted(scores, reverse=True)
-            for found in output.sequences:
-                assert found.score == pytest.approx(found.cum_logprob / len(found.tokens) ** 0.5)
-                assert found.text == llm.tokenizer.decode(found.tokens)
-        check_idle(llm.engine)
-
     def test_a_stop_token_is_left_out_of_the_text_or_kept(self, llm):
         (found,) = llm.beam_search("Once", BeamSearchParams(beam_width=1, max_tokens=3))[0].sequences
         params = BeamSearchParams(beam_width=1, max_tokens=9, stop_token_ids=found.tokens[1:2])
@@ -294,12 +242,6 @@ class TestLLM:
         with pytest.raises(InvalidRequestError, match=message):
             llm.beam_search(prompts, params)
         assert llm.engine.stats().num_steps == num_steps
-
-    def test_a_text_longer_than_the_pool_is_refused_before_anything_runs(self, tiny_folder):
-        small = LLM(tiny_folder, device="cpu", num_kv_blocks=8, max_model_len=64, block_size=4)
-        with pytest.raises(InvalidRequestError, match="may need 11 KV blocks"):
-            small.beam_search([[5] * 10], params_of(2, 33))
-        assert small.engine.stats().num_steps == 0
 
 
 # -- the rules, over a fake model: the candidates of each text are told by a hash

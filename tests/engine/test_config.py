@@ -13,8 +13,6 @@ from twophase import config as config_module
 from twophase.config import RULES, EngineConfig, configured
 from twophase.core.errors import ConfigError
 from twophase.scheduling.policy import PriorityPolicy
-from twophase_features.speculation.config import SpeculativeConfig
-from twophase_features.speculation.opening import Speculation
 from twophase_tools.cli.engine_options import help_for
 
 pytestmark = pytest.mark.unchecked_types
@@ -105,20 +103,6 @@ def test_options_in_place_of_a_configs_own():
         configured(base, {"max_seqs": 8})
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz'$"):
         configured(None, {"zzz": 8})
-
-
-def test_who_guesses():
-    drafter, options = (
-        SimpleNamespace(note_plan=len, propose=len, forget=len),
-        SpeculativeConfig(disable_when_losing=False),
-    )
-    for given, expected in [
-        ({"drafter": drafter}, (SpeculativeConfig(), drafter)),
-        ({"speculative_config": options}, (options, None)),
-        ({"drafter": drafter, "speculative_config": options}, (options, drafter)),
-    ]:
-        found = Speculation(EngineConfig(**given), None, None, torch.device("cpu"), 8, None)
-        assert (found.options, found.drafter) == expected
 
 
 MUTANTS = [

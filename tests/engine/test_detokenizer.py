@@ -5,7 +5,7 @@ import itertools
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tokenizers_for_tests import ALL, END, KINDS, TEXT, byte_fallback, byte_level, glued_bytes
@@ -32,6 +32,10 @@ def stream(decoder, ids, prompt_ids=(), *, module=detokenizer, **options) -> tup
     return [*texts, detok.text], matched
 
 
+# In every run, and as they come: a mutant need not be killed by the smallest example.
+SAME_EXAMPLES = settings(deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+
+
 class CharacterDecoder:
     """A token is a character: for stop strings, where token boundaries are what is varied."""
 
@@ -46,62 +50,63 @@ def stream_pieces(pieces, module=detokenizer, **options) -> tuple[list[str], str
     return stream(CharacterDecoder(pieces), range(len(pieces)), module=module, **options)
 
 
-def check_whole_characters(module) -> None:
-    for kind in KINDS.values():
-        decoder = kind()
-        texts, _ = stream(decoder, decoder.encode(TEXT * 3), module=module)
-        assert texts[-1] == TEXT * 3
-        assert REPLACEMENT_CHARACTER not in "".join(texts)
+def expected_text(name, prompt, output, skips_special=True) -> str:
+    """The text by its definition, read off the tokenizer's own decoding of everything at once.
+
+    For byte tokens, which that decoder unmakes by the run, the bytes are read here: whole characters stand.
+    """
+    read = read_bytes if name == "byte fallback" else ALL[name]().decode
+    before, everything = read(list(prompt), skips_special), read([*prompt, *output], skips_special)
+    return everything[len(os.path.commonprefix([before, everything])) :]  # noqa: RUF071
 
 
-def check_space_after_prompt(module) -> None:
-    """A decoder of SentencePiece kind strips the first space of what it decodes; here it belongs to the output."""
-    decoder = byte_fallback()
-    ids = decoder.encode("the fox the fox")
-    for split in range(1, len(ids)):
-        texts, _ = stream(decoder, ids[split:], ids[:split], module=module)
-        assert decoder.decode(ids[:split]) + texts[-1] == "the fox the fox"
+def read_bytes(ids, skips_special) -> str:
+    """Byte tokens and text, byte by byte; every byte that is of no character becomes U+FFFD."""
+    pieces = [
+        byte_fallback().tokenizer.id_to_token(i) for i in ids if not (skips_special and i == byte_fallback().end_id)
+    ]
+    parts = [bytes([int(p[3:5], 16)]) if p.startswith("<0x") else p.replace("▁", " ").encode() for p in pieces]
+    return b"".join(parts).decode("utf-8", "a U+FFFD for each byte").removeprefix(" ")
 
 
-def check_special_tokens(module) -> None:
-    for kind in KINDS.values():
-        decoder = kind()
-        ids = [
-            decoder.end_id,
-            *decoder.encode("the fox"),
-            *[decoder.end_id] * 20,
-            *decoder.encode("the fox"),
-            decoder.end_id,
-        ]
-        for skip in (True, False):
-            texts, _ = stream(decoder, ids, skip_special_tokens=skip, module=module)
-            assert texts[-1] == decoder.decode(ids, skip_special_tokens=skip)
-        first, *others = [decoder.byte_id(byte) for byte in "日".encode()]
-        texts, _ = stream(decoder, [first, *[decoder.end_id] * 20, *others], module=module)
-        assert texts[-1] == "日", "special tokens in the middle of a character"
+codecs.register_error("a U+FFFD for each byte", lambda e: (REPLACEMENT_CHARACTER * (e.end - e.start), e.end))
 
 
-def check_cuts(module) -> None:
-    """Wherever a text is cut into prompt and output: the output's text is what the prompt's whole characters leave."""
-    for name, kind in KINDS.items():
-        decoder = kind()
-        ids = decoder.encode("fox 語語語語 日👍🏽a 語 b")
-        for cut in range(1, len(ids)):
-            text = stream(decoder, ids[cut:], ids[:cut], module=module)[0][-1]
-            assert text == expected_text(name, ids[:cut], ids[cut:]), f"{name}, cut after {cut} tokens"
-    fallback = byte_fallback()
-    for answer in ("a b", "語", "語a"):
-        output = fallback.encode(answer)[1:]  # without the space of a text's start
-        assert stream(fallback, output, fallback.encode("語語"), module=module)[0][-1] == answer
+def tokens_of(name) -> st.SearchStrategy:
+    """Pieces of text, any tokens, runs of a special token or of half a character.
+
+    Left out is what the definition leaves open: U+FFFD and a space, written as byte tokens beside stray bytes.
+    """
+    decoder = ALL[name]()
+    is_open = set()
+    if name == "byte fallback":
+        is_open = {decoder.byte_id(byte) for byte in b"\xef\xbf\xbd\x20"}
+    parts = [st.integers(0, decoder.vocab_size - 1).filter(lambda i: i not in is_open).map(lambda i: [i])]
+    repeated = [decoder.end_id] if name == "words" else [decoder.end_id, decoder.byte_id(0xE6), decoder.byte_id(0xF0)]
+    parts.append(st.tuples(st.sampled_from(repeated), st.integers(1, 20)).map(lambda run: [run[0]] * run[1]))
+    if name in KINDS:
+        texts = ("the fox", "日本", "👍🏽é", " a", "語語")
+        parts.append(st.sampled_from([decoder.encode(text)[name == "byte fallback" :] for text in texts]))
+    return st.lists(st.one_of(parts), max_size=8).map(lambda lists: [*itertools.chain(*lists)])
 
 
-def check_replacement_characters(module) -> None:
-    for name, kind in KINDS.items():
-        decoder = kind()
-        whole, rest = decoder.encode("a\ufffd"), decoder.encode("fox\ufffd")
-        after = decoder.decode([*whole, *rest])[2:]
-        assert stream(decoder, rest, whole, module=module)[0][-1] == after, name
-        assert after.endswith("fox\ufffd")
+@st.composite
+def conversations(draw):
+    name = draw(st.sampled_from(list(ALL)))
+    return name, draw(tokens_of(name)), draw(tokens_of(name)), draw(st.booleans())
+
+
+def check_any_tokens(module) -> None:
+    """What is streamed is decode(prompt + output), less what it has in common with decode(prompt)."""
+
+    @given(conversations())
+    @settings(SAME_EXAMPLES, max_examples=300)
+    def check(case):
+        name, prompt, output, skips = case
+        texts, _ = stream(ALL[name](), output, prompt, module=module, skip_special_tokens=skips)
+        assert texts[-1] == expected_text(name, prompt, output, skips)
+
+    check()
 
 
 def check_junk(module) -> None:
@@ -114,115 +119,31 @@ def check_junk(module) -> None:
             texts, _ = stream(decoder, [*half * num_junk, *letter, *half], module=module)
             assert texts[-3] == REPLACEMENT_CHARACTER * num_junk + "日", (name, num_junk)
             assert texts[-1] == REPLACEMENT_CHARACTER * num_junk + "日" + REPLACEMENT_CHARACTER, (name, num_junk)
+        between = [letter[0], *[decoder.end_id] * 20, *letter[1:]]
+        assert stream(decoder, between, module=module)[0][-1] == "日", "special tokens in the middle of a character"
     # Byte-level, three quarters of a character are one U+FFFD.
     ids = [*map(byte_level().byte_id, "👍".encode()[:3]), *[byte_level().byte_id(0xE6)] * 12]
     assert stream(byte_level(), ids, module=module)[0][-1] == byte_level().decode(ids)
     # A token may hold a character and half of the next: the character is not kept waiting.
     decoder, text = glued_bytes(), "日本".encode()
     token, rest = decoder.byte_id(*text[:4]), [decoder.byte_id(byte) for byte in text[4:]]
-    texts, matched = stream(decoder, [token, *rest], stop=("日",), module=module)
-    assert (texts, matched) == (["", ""], "日")
     assert stream(decoder, [token, *rest], module=module)[0] == ["", "日", "日", "日本", "日本"]
 
 
-def expected_text(name, prompt, output) -> str:
-    """The text by its definition, read off the tokenizer's own decoding of everything at once.
+def test_work_per_token_does_not_grow():
+    decoder, lengths = byte_level(), []
 
-    For byte tokens, which that decoder unmakes by the run, the bytes are read here: whole characters stand.
-    """
-    read = read_bytes if name == "byte fallback" else ALL[name]().decode
-    before, everything = read(list(prompt)), read([*prompt, *output])
-    return everything[len(os.path.commonprefix([before, everything])) :]  # noqa: RUF071
+    class Spy:
+        def decode(self, ids, skip_special_tokens=True):
+            lengths.append(len(ids))
+            return decoder.decode(ids, skip_special_tokens)
 
-
-def read_bytes(ids) -> str:
-    """Byte tokens and text, byte by byte; every byte that is of no character becomes U+FFFD."""
-    pieces = [byte_fallback().tokenizer.id_to_token(i) for i in ids if i != byte_fallback().end_id]
-    parts = [bytes([int(p[3:5], 16)]) if p.startswith("<0x") else p.replace("▁", " ").encode() for p in pieces]
-    return b"".join(parts).decode("utf-8", "a U+FFFD for each byte").removeprefix(" ")
-
-
-codecs.register_error("a U+FFFD for each byte", lambda e: (REPLACEMENT_CHARACTER * (e.end - e.start), e.end))
-
-
-def token_ids(name) -> st.SearchStrategy:
-    """Tokens, more of them of whole characters than chance would have it; none of what the definition leaves open.
-
-    That is U+FFFD itself and a space, written as byte tokens beside bytes that are no character.
-    """
-    decoder = ALL[name]()
-    any_token = st.integers(0, decoder.vocab_size - 1)
-    if name != "byte fallback":
-        return any_token
-    open_cases = {decoder.tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in b"\xef\xbf\xbd\x20"}
-    usual = [i for text in "日👍é" for i in decoder.encode(text)[1:]]
-    return st.one_of(any_token.filter(lambda i: i not in open_cases), st.sampled_from(usual))
-
-
-class TestCharacters:
-    @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-    def test_half_a_character_is_shown_at_the_end_only(self, kind):
-        decoder = kind()
-        ids = decoder.encode("dog 👍")
-        texts, _ = stream(decoder, ids[:-1])
-        assert texts[-2] == "dog "
-        assert texts[-1] == decoder.decode(ids[:-1])
-
-    def test_text_is_released_as_soon_as_it_is_whole(self):
-        decoder = byte_level()
-        ids = decoder.encode("a日b")
-        texts, _ = stream(decoder, ids)
-        assert texts[1] == "a"
-        assert texts[-3:-1] == ["a日", "a日b"]
-
-    def test_work_per_token_does_not_grow(self):
-        decoder, lengths = byte_level(), []
-
-        class Spy:
-            def decode(self, ids, skip_special_tokens=True):
-                lengths.append(len(ids))
-                return decoder.decode(ids, skip_special_tokens)
-
-        junk = [decoder.encode("日")[0]] * 300  # never a character
-        ids = decoder.encode(TEXT) * 10 + [decoder.end_id] * 300 + junk + decoder.encode(TEXT)
-        stream(Spy(), ids)
-        assert max(lengths) <= 2 * detokenizer.MAX_PENDING_TOKENS + 1
-        assert len(lengths[: -7 * 300]) <= 2.2 * len(ids), "a token of text is decoded twice"
-        assert len(lengths) <= 2.2 * len(ids) + 7 * 300, "one that is none, a few times more"
-
-    @given(st.sampled_from(list(ALL)), st.data())
-    @settings(max_examples=300, deadline=None)
-    def test_any_tokens(self, name, data):
-        """What is streamed is decode(prompt + output), less what it has in common with decode(prompt)."""
-        decoder = ALL[name]()
-        token = token_ids(name)
-        prompt, output = data.draw(st.lists(token, max_size=14)), data.draw(st.lists(token, max_size=20))
-        texts, _ = stream(decoder, output, prompt)
-        assert texts[-1] == expected_text(name, prompt, output)
-
-
-def check_stop_strings(module) -> None:
-    texts, matched = stream_pieces(["abc", "STO", "P", "xyz"], module, stop=("STOP",))
-    assert (texts, matched) == (["", "abc", "abc", "abc"], "STOP")
-    texts, matched = stream_pieces(["abcSTOPxyz"], module, stop=("STOP",), include_stop_str_in_output=True)
-    assert (texts[-1], matched) == ("abcSTOP", "STOP")
-    texts, matched = stream_pieces(["abc", "STO", "-", "STO"], module, stop=("STOP",))
-    assert (texts, matched) == (["", "abc", "abc", "abcSTO-", "abcSTO-", "abcSTO-STO"], None)
-    # A match may begin inside an attempt that failed.
-    texts, matched = stream_pieces(list("xaaab"), module, stop=("aab",))
-    assert (texts[-1], matched) == ("xa", "aab")
-    # 'lo' is complete before 'hello world' could be, whatever the tokens are.
-    for pieces in (list("say hello world"), ["say hello world"]):
-        assert stream_pieces(pieces, module, stop=("hello world", "lo"))[0][-1] == "say hel"
-    # A special token that is left out stops by its text; what was held back is text then, half a character too.
-    for kind in (byte_level, byte_fallback):
-        decoder = kind()
-        ids = [*decoder.encode("the fox"), decoder.byte_id(0xE6), decoder.end_id]
-        for include in (False, True):
-            texts, matched = stream(decoder, ids, module=module, stop=("fox!", END), include_stop_str_in_output=include)
-            assert (texts[-1], matched) == (f"the fox{REPLACEMENT_CHARACTER}{END * include}", END)
-    # Two end together: the longer one is cut.
-    assert stream_pieces(["say hello"], module, stop=("llo", "hello"))[0][-1] == "say "
+    junk = [decoder.encode("日")[0]] * 300  # never a character
+    ids = decoder.encode(TEXT) * 10 + [decoder.end_id] * 300 + junk + decoder.encode(TEXT)
+    stream(Spy(), ids)
+    assert max(lengths) <= 2 * detokenizer.MAX_PENDING_TOKENS + 1
+    assert len(lengths[: -7 * 300]) <= 2.2 * len(ids), "a token of text is decoded twice"
+    assert len(lengths) <= 2.2 * len(ids) + 7 * 300, "one that is none, a few times more"
 
 
 @st.composite
@@ -230,15 +151,16 @@ def cut_texts(draw):
     text = draw(st.text("ab", min_size=1, max_size=20))
     cuts = sorted(draw(st.sets(st.integers(1, len(text)), max_size=8)) | {0, len(text)})
     stops = tuple(draw(st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3)))
-    return text, [text[a:b] for a, b in itertools.pairwise(cuts)], stops
+    return text, [text[a:b] for a, b in itertools.pairwise(cuts)], stops, draw(st.booleans())
 
 
-class TestStopStrings:
-    @given(cut_texts(), st.booleans())
-    @settings(max_examples=300, deadline=None)
-    def test_any_text_cut_anyhow(self, case, include):
-        """Independent oracle: read the text character by character until it ends with a stop string."""
-        text, pieces, stops = case
+def check_stop_strings(module) -> None:
+    """Independent oracle: read the text character by character until it ends with a stop string."""
+
+    @given(cut_texts())
+    @settings(SAME_EXAMPLES, max_examples=300)
+    def check(case):
+        text, pieces, stops, include = case
         expected, expected_stop = text, None
         for end in range(1, len(text) + 1):
             found = [stop for stop in stops if text[:end].endswith(stop)]
@@ -246,46 +168,41 @@ class TestStopStrings:
                 expected_stop = max(found, key=len)
                 expected = text[:end] if include else text[: end - len(expected_stop)]
                 break
-        texts, matched = stream_pieces(pieces, stop=stops, include_stop_str_in_output=include)
+        texts, matched = stream_pieces(pieces, module, stop=stops, include_stop_str_in_output=include)
         assert (texts[-1], matched) == (expected, expected_stop)
 
-    def test_only_what_may_become_a_stop_string_is_held_back(self):
-        texts, _ = stream_pieces(list("a\nUse"), stop=("\nUser",))
-        assert texts == ["", "a", "a", "a", "a", "a", "a\nUse"]
-        texts, _ = stream_pieces(list("a\nUs!"), stop=("\nUser",))
-        assert texts[-2:] == ["a\nUs!", "a\nUs!"]
+    check()
 
-    def test_a_stop_string_of_several_byte_characters(self):
-        decoder = byte_level()
-        texts, matched = stream(decoder, decoder.encode("fox 日本語 dog"), stop=("本",))
-        assert (texts[-1], matched) == ("fox 日", "本")
 
-    def test_completed_by_what_was_pending_at_the_end(self):
-        """'ab' arrives together with half a character, and the output ends there."""
-        half = byte_level().encode("👍")[0]
-        decoder = byte_level()
+def check_special_stops(module) -> None:
+    """A special token that is left out stops by its text; what was held back is text then, half a character too."""
+    for kind in (byte_level, byte_fallback):
+        decoder = kind()
+        ids = [*decoder.encode("the fox"), decoder.byte_id(0xE6), decoder.end_id]
+        for include in (False, True):
+            texts, matched = stream(decoder, ids, module=module, stop=("fox!", END), include_stop_str_in_output=include)
+            assert (texts[-1], matched) == (f"the fox{REPLACEMENT_CHARACTER}{END * include}", END)
 
-        class Glued:
-            def decode(self, ids, skip_special_tokens=True):
-                return decoder.decode([i for token in ids for i in ([*decoder.encode("ab"), half] if token else [])])
 
-        detok = Detokenizer(Glued(), SamplingParams(stop=("b",)), [])
-        assert (detok.append(1), detok.text) == ("b", "a")
-        detok = Detokenizer(Glued(), SamplingParams(stop=(f"b{REPLACEMENT_CHARACTER}",)), [])
-        assert detok.append(1) is None
-        assert (detok.finish(), detok.text) == (f"b{REPLACEMENT_CHARACTER}", "a")
+def test_only_what_may_become_a_stop_string_is_held_back():
+    assert stream_pieces(list("a\nUse"), stop=("\nUser",))[0] == ["", "a", "a", "a", "a", "a", "a\nUse"]
+    assert stream_pieces(list("a\nUs!"), stop=("\nUser",))[0][-2:] == ["a\nUs!", "a\nUs!"]
+
+
+def test_a_stop_string_completed_by_what_was_pending_at_the_end():
+    decoder = byte_level()
+    ids = [*decoder.encode("ab"), decoder.byte_id(0xE6)]
+    texts, matched = stream(decoder, ids, stop=(f"b{REPLACEMENT_CHARACTER}",))
+    assert (texts[-1], matched) == ("a", f"b{REPLACEMENT_CHARACTER}")
 
 
 CHECKS = {
-    "characters": check_whole_characters,
-    "prompt": check_space_after_prompt,
-    "special": check_special_tokens,
-    "cuts": check_cuts,
-    "replacement": check_replacement_characters,
+    "tokens": check_any_tokens,
     "junk": check_junk,
     "stop": check_stop_strings,
+    "special stop": check_special_stops,
 }
-MODULES = dict.fromkeys(CHECKS, detokenizer) | {"stop": stop_strings}
+MODULES = {"tokens": detokenizer, "junk": detokenizer, "stop": stop_strings, "special stop": stop_strings}
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -294,20 +211,20 @@ def test_texts(check):
 
 
 MUTANTS = [
-    ("half characters released", "self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))", "self._settle(self._pending_text)", "characters"),
-    ("no context", "self._context, self._pending = self._pending[-num_last:], []", "self._context, self._pending = [], []", "prompt"),
-    ("context in mid-character", "self._pending[-num_last:], []", "self._pending, []", "cuts"),
+    ("half characters released", "self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))", "self._settle(self._pending_text)", "tokens"),
+    ("no context", "self._context, self._pending = self._pending[-num_last:], []", "self._context, self._pending = [], []", "tokens"),
+    ("context in mid-character", "self._pending[-num_last:], []", "self._pending, []", "tokens"),
     ("context spoiled", "if text.startswith(self._context_text) else self._decode(token_ids)", "", "junk"),
-    ("the prompt's half is forgotten", "if may_end is not None:", "if True:", "cuts"),
-    ("the prompt's half is the output's", "self._settled = self._pending_text  #", "self._settled = ''  #", "replacement"),
-    ("what the output completes is the prompt's", "text[start:]", "text[len(self._settled):]", "cuts"),
-    ("the end lost", "rest = self._settle(self._pending_text)\n", "rest = self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))\n", "replacement"),
+    ("the prompt's half is forgotten", "if may_end is not None:", "if True:", "tokens"),
+    ("the prompt's half is the output's", "self._settled = self._pending_text  #", "self._settled = ''  #", "tokens"),
+    ("what the output completes is the prompt's", "text[start:]", "text[len(self._settled):]", "tokens"),
+    ("the end lost", "rest = self._settle(self._pending_text)\n", "rest = self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))\n", "tokens"),
     ("characters lost among junk", "if _is_whole(character):", "if False:", "junk"),
     ("a character beside half of one waits", "        piece = self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))", "        piece = self._settle(self._pending_text if _is_whole(self._pending_text) else '')", "junk"),
     ("junk dropped in silence", "piece += self._drop_oldest()", "self._drop_oldest()", "junk"),
     ("junk told twice", "text, text[: len(text) - num_open]", "text, ''", "junk"),
-    ("special tokens pend", "            return None\n        self._pending.append", "            pass\n        self._pending.append", "special"),
-    ("special tokens kept", "skip_special_tokens=self._skips_special", "skip_special_tokens=False", "special"),
+    ("special tokens pend", "            return None\n        self._pending.append", "            pass\n        self._pending.append", "junk"),
+    ("special tokens kept", "skip_special_tokens=self._skips_special", "skip_special_tokens=False", "tokens"),
     ("nothing held back", "len(text) - longest_partial_match(text, stops)", "len(text)", "stop"),
     ("held text lost at the end", "self._released.append(self._held)", "pass", "stop"),
     ("stop string kept", "else end - len(matched)", "else end", "stop"),

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from tests.engine.engines import GREEDY, check_idle, finish, make_engine, prompt_of, run, tokens_of
+from tests.engine.engines import GREEDY, finish, make_engine, prompt_of, run, tokens_of
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import load_model, make_folder
-from twophase.core.errors import InvalidRequestError
 from twophase.core.request import SamplingParams
 
 
@@ -50,11 +49,11 @@ class TestStep:
         assert [output.metrics.num_preemptions for output in outputs] == [0, 1]
         assert engine.stats().num_preemptions == 1
 
-    def test_the_trace_keeps_the_newest_steps(self, tiny_model):
-        for max_steps, kept in ((3, [5, 6, 7]), (None, list(range(8))), (0, [])):
-            engine = make_engine(tiny_model, max_trace_steps=max_steps)
-            run(engine, [prompt_of(0, 5)])
-            assert [step.step for step in engine.trace] == kept
+    @pytest.mark.parametrize(("max_steps", "kept"), [(3, [5, 6, 7]), (None, list(range(8))), (0, [])])
+    def test_the_trace_keeps_the_newest_steps(self, tiny_model, max_steps, kept):
+        engine = make_engine(tiny_model, max_trace_steps=max_steps)
+        run(engine, [prompt_of(0, 5)])
+        assert [step.step for step in engine.trace] == kept
 
     def test_durations_and_metrics_come_from_the_engines_clock(self, tiny_model):
         engine = make_engine(tiny_model, clock=Clock())
@@ -107,6 +106,36 @@ class TestStep:
         assert stats.num_computed_tokens == (5 + 7) + (7 + 7) + 6
         assert stats.num_steps == len(engine.trace) == 9
         assert stats.busy_s > 0
+
+    def test_the_age_of_the_queue(self, tiny_model):
+        now_s = 0.0
+        engine = make_engine(tiny_model, max_num_seqs=1, clock=lambda: now_s)
+        for number, arrival_s in enumerate((1.0, 3.0, 7.0)):
+            now_s = arrival_s
+            engine.add_request(str(number), prompt_of(number, 5))
+        engine.add_request("before", prompt_of(3, 5), arrival_s=2.0)  # told of late
+        now_s = 12.0
+        engine.step()  # lets in the first
+        assert engine.trace[-1].queue_age_s == 10
+        engine.abort("before")
+        now_s = 13.0
+        engine.step()
+        assert engine.trace[-1].queue_age_s == 10, "'1', which came at 3.0"
+        finish(engine)
+        assert engine.trace[-1].queue_age_s is None
+
+    def test_the_share_of_the_pool_in_use(self, tiny_model):
+        engine = make_engine(tiny_model, num_blocks=20)
+        engine.add_request("a", prompt_of(0, 30), GREEDY)
+        engine.add_request("b", prompt_of(1, 9), GREEDY)
+        assert (engine.stats().kv_cache_usage, engine.stats().kv_cache_usage_peak) == (0, 0)
+        engine.step()
+        assert (
+            engine.stats().kv_cache_usage == engine.trace[-1].kv_cache_usage == engine.trace[-1].blocks_in_use / 20 > 0
+        )
+        finish(engine)
+        assert engine.stats().kv_cache_usage == engine.trace[-1].kv_cache_usage == 0
+        assert engine.stats().kv_cache_usage_peak == max(step.blocks_in_use for step in engine.trace) / 20 > 0.3
 
 
 class TestEnds:
@@ -179,8 +208,7 @@ class TestAbort:
 class TestLogprobs:
     def test_equal_transformers_log_softmax(self, tmp_path):
         folder, oracle = make_folder("llama", tmp_path, eos_token_id=None)
-        options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
-        model = load_model(folder, block_size=4, **options)
+        model = load_model(folder)
         prompts = [prompt_of(i, length) for i, length in enumerate((3, 9, 21))]
         drawn = SamplingParams(seed=1, temperature=0.7, top_k=9, repetition_penalty=1.4, max_tokens=6, logprobs=5)
         for prompt, output in zip(prompts, run(make_engine(model, budget=8), prompts, drawn), strict=True):
@@ -195,40 +223,3 @@ class TestLogprobs:
                 assert logprobs.logprob == pytest.approx(row[token_id].item(), abs=2e-4)
                 best = row.topk(5)
                 assert [x for _, x in logprobs.top] == pytest.approx(best.values.tolist(), abs=2e-4)
-
-
-class TestDoor:
-    """Refused requests change nothing: the engine stays idle, and the seeds of others stay what they were."""
-
-    @pytest.mark.parametrize(
-        ("prompt", "params", "message"),
-        [
-            ({"prompt_token_ids": []}, {}, "at least one token, got none"),
-            ("", {}, "at least one token, got none"),
-            ({"prompt_token_ids": [5, 330]}, {}, r"position 1 must be a whole number in \[0, 330\).*got 330"),
-            (prompt_of(0, 127), {"max_tokens": 1}, None),
-            (prompt_of(0, 128), {}, "max_model_len=128, and the prompt alone has 128 tokens"),
-            (prompt_of(0, 100), {"n": 5, "max_tokens": 28}, r"may need \d+ KV blocks of 4 tokens .* the pool has 40"),
-            (prompt_of(0, 5), {"n": 9}, "n must be at most max_num_seqs=8, got n=9"),
-            (prompt_of(0, 5), {"stop_token_ids": [400]}, r"\[0, 330\), got 400, which is never drawn"),
-        ],
-    )
-    def test_refusals(self, tiny_model, prompt, params, message):
-        engine = make_engine(tiny_model, num_blocks=40, codec=byte_level())
-        if message is None:
-            engine.add_request("a", prompt, SamplingParams(**params))
-            finish(engine)
-            return
-        with pytest.raises(InvalidRequestError, match=message):
-            engine.add_request("a", prompt, SamplingParams(**params))
-        assert not engine.has_unfinished_requests()
-        check_idle(engine)
-        engine.add_request("a", prompt_of(0, 5))  # the id is free
-        finish(engine)
-
-    def test_without_a_tokenizer(self, tiny_model):
-        engine = make_engine(tiny_model)
-        with pytest.raises(InvalidRequestError, match="no tokenizer"):
-            engine.add_request("a", "text")
-        with pytest.raises(InvalidRequestError, match=r"stop strings need a tokenizer.*use stop_token_ids"):
-            engine.add_request("a", prompt_of(0, 5), SamplingParams(stop="x"))

@@ -162,22 +162,6 @@ def check_code_layers(module: ModuleType) -> None:
     assert not module.has_few_rows_kernel(quantized("int8"), torch.float16)
 
 
-@patch.object(few_rows, "asks_for_compiled_kernels", lambda: True)
-def check_codes_of_models(folder) -> None:
-    """A model of few bits has the kernel, and says what it says without it."""
-    few = []
-    for limit in (linear.MAX_ROWS, 0):
-        options = {"dtype": "float32", "num_kv_blocks": 16, "skip_tokenizer_init": True, "quantization": "int8"}
-        with patch.object(
-            few_rows.FewRows, "__call__", few_rows.FewRows.__call__ if limit else lambda self, x: self.many(x)
-        ):
-            llm = LLM(str(folder), device="cpu", attention_backend="triton", **options)
-            layer = llm.model.weights.layers[0].qkv
-            assert (layer.max_rows, llm.model.weights.lm_head.dtype) == (linear.MAX_ROWS, torch.float32)
-            few.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)])
-    assert few[0] == few[1]
-
-
 def check_tokens(module: ModuleType, folder) -> None:
     """Greedy tokens of a model whose products are all the kernel's, in prompts and decodes."""
     model = load_model(folder)
@@ -228,7 +212,6 @@ def test_the_option(compiling, folder):
 def opened(folder):
     triton_on_cpu.install()
     check_opening(folder)
-    check_codes_of_models(folder)
 
 
 def test_interpreted_kernels_are_not_used(folder):

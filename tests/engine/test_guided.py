@@ -8,7 +8,6 @@ import functools
 import itertools
 import json
 import re
-import subprocess
 import sys
 from datetime import date
 
@@ -21,7 +20,6 @@ from tests.engine.random_schemas import random_schema
 from tests.engine.tokenizers_for_tests import KINDS, byte_level
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
-from tests.tools.cli.conftest import child_environment
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
 from twophase.engine import engine as engine_module
@@ -112,6 +110,16 @@ def check_outputs(outputs, params) -> int:
     return num_stopped
 
 
+REGEXES = (
+    "a?b?", "[a-z]{3}", r"\d{1,3}(\.\d{1,3}){3}", "(yes|no), (sir|madam)", "(ab|cd)*", "[^a]{2}", "日本|naïve", r"(?i)hello",
+    r"\$\{[^}]{0,5}\}", r"^x+y$", "[😀-😎]{1,3}", r"\w{1,9}@\w{1,9}\.(com|org)", r"\n\t\\", "a{3,}", r"[\w.]{2,9}/\d\s\S{2}",
+)  # fmt: skip
+CHOICES = (
+    ["yes", "no", "yes and no"], ["a", "ab", "abc"], ["日本", "naïve café", "😀"], ["\0\x01", "\x7f"],
+    ['"q"\\n', "a\nb\t", " /x/i", "<|end|>"],
+)  # fmt: skip
+
+
 class TestForms:
     @pytest.mark.parametrize("num_schemas", [40, pytest.param(200, marks=pytest.mark.full)])
     def test_random_schemas(self, model, num_schemas):
@@ -125,27 +133,14 @@ class TestForms:
         texts = {output.outputs[0].text for output in outputs}
         assert len(texts) > 0.7 * num_schemas
 
-    @pytest.mark.parametrize(
-        "regex",
-        [
-            "a", "a?b?", "[a-z]{3}", r"\d{1,3}(\.\d{1,3}){3}", "(yes|no), (sir|madam)", "(ab|cd)*", "[^a]{2}", "日本|naïve",
-            r"(?i)hello", r"\$\{[^}]{0,5}\}", r"^x+y$", "[😀-😎]{1,3}", r"\w{1,9}@\w{1,9}\.(com|org)", r"\n\t\\", "a{3,}", r"[\w.]{2,9}/\d\s\S{2}",
-        ],
-    )  # fmt: skip
-    def test_regexes(self, model, regex):
-        params = [guided(seed, regex=regex, temperature=t, max_tokens=60) for seed in range(6) for t in (0, 1)]
+    def test_regexes_and_choices(self, model):
+        asked = [{"regex": regex, "temperature": t, "max_tokens": 60} for regex in REGEXES for t in (0, 1, 1)]
+        asked += [{"choice": choices} for choices in CHOICES for _ in range(8)]
+        params = [guided(seed, **each) for seed, each in enumerate(asked)]
         outputs = run(guided_engine(model), [prompt_of(seed, 5) for seed in range(len(params))], params)
-        assert check_outputs(outputs, params) >= 4
-
-    @pytest.mark.parametrize(
-        "choices",
-        [["yes"], ["yes", "no", "yes and no"], ["a", "ab", "abc"], ["日本", "naïve café", "😀"], ["\0\x01", "\x7f"], ['"q"\\n', "a\nb\t", " /x/i", "<|end|>"]],
-    )  # fmt: skip
-    def test_choices(self, model, choices):
-        params = [guided(seed, choice=choices) for seed in range(24)]
-        outputs = run(guided_engine(model), [prompt_of(seed, 4) for seed in range(24)], params)
-        assert check_outputs(outputs, params) == 24
-        assert len({output.outputs[0].text for output in outputs}) > len(choices) / 2
+        assert check_outputs(outputs, params) > 0.8 * len(params)
+        texts = {output.outputs[0].text for output in outputs[-8 * len(CHOICES) :]}
+        assert len(texts) > sum(map(len, CHOICES)) / 2
 
     def test_byte_fallback(self, tmp_path):
         codec = KINDS["byte fallback"]()
@@ -182,20 +177,15 @@ class TestEnds:
         assert all(re.fullmatch("(cd)?(ab)+|(cd)+", completion.text) for completion in by_string)
         assert not any(completion.stop_reason == "b" for completion in completions)
 
-    def test_stop_ids_end_only_what_is_complete(self, model):
-        (stop_id,) = byte_level().encode("x")
-        params = [guided(seed, regex="[xy]{2,9}", stop_token_ids=[stop_id]) for seed in range(30)]
-        outputs = run(guided_engine(model), [prompt_of(seed, 4) for seed in range(30)], params)
-        assert check_outputs(outputs, params) == 30
-        assert {output.outputs[0].stop_reason for output in outputs} == {None, stop_id}
-        assert all(set(output.outputs[0].text) == {"y"} for output in outputs)
-
-    def test_a_stop_id_beyond_the_tokenizer(self, model):
-        stop_id = byte_level().vocab_size + NUM_PADDING - 1
-        params = [guided(seed, regex="[xy]{1,60}", stop_token_ids=[stop_id]) for seed in range(20)]
+    @pytest.mark.parametrize("is_text", [True, False])
+    def test_stop_ids_end_only_what_is_complete(self, model, is_text):
+        """The id of a token that the text may have, and one beyond the tokenizer."""
+        stop_id = byte_level().encode("x")[0] if is_text else byte_level().vocab_size + NUM_PADDING - 1
+        params = [guided(seed, regex="[xy]{2,40}", stop_token_ids=[stop_id]) for seed in range(20)]
         outputs = run(guided_engine(model), [prompt_of(seed, 4) for seed in range(20)], params)
         assert check_outputs(outputs, params) == 20
         assert {output.outputs[0].stop_reason for output in outputs} == {None, stop_id}
+        assert not is_text or all(set(output.outputs[0].text) == {"y"} for output in outputs)
 
     def test_a_dead_end_fails_alone(self, model):
         stop_ids = [i for i in range(byte_level().vocab_size) if byte_level().decode([i]).startswith("x")]
@@ -302,28 +292,6 @@ class TestFaults:
                 else:
                     assert (c.token_ids, c.text, c.finish_reason) == full
 
-    def test_the_librarys_own_error_is_no_end(self, model):
-        """After an error its mask allows the end of the text; that must not pass for a complete output."""
-        engine = guided_engine(model)
-        engine.add_request("bad", prompt_of(0, 4), guided(json=PERSON))
-        engine.add_request("good", prompt_of(0, 4), guided(json=PERSON))
-        engine._requests["bad"].completions[0].constraint._matcher.consume_token(5)
-        outputs = finish(engine)
-        assert outputs["bad"].outputs[0].finish_reason == "error"
-        assert "GuidanceError: llguidance: " in outputs["bad"].outputs[0].error
-        assert outputs["good"].outputs[0].finish_reason == "stop"
-
-    def test_the_prompts_of_one_request_share_a_trial(self, model, monkeypatch):
-        guidance = guidance_of(byte_level().tokenizer.to_str(), byte_level().end_id)
-        tried = []
-        params = guided(choice=["a"])
-        guidance.compile(params)
-        real = guidance._worker.call
-        monkeypatch.setattr(guidance._worker, "call", lambda f, outputs: tried.append(outputs) or real(f, outputs))
-        guidance.compile(params)
-        guidance.compile(guided(choice=["a"]))  # another request's
-        assert len(tried) == 1
-
 
 def chain_of(length: int):
     refs = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)}
@@ -371,24 +339,13 @@ class TestDoor:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"json": {"type": "strnig"}}, "structured_outputs.json cannot be enforced: Invalid type: strnig"),
-            ({"json": {"type": "object", "properties": {"a": 3}}}, "schema must be an object or boolean"),
-            ({"json": {"type": "array", "uniqueItems": True}}, r"Unimplemented keys: \[.uniqueItems"),
-            ({"json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "oneOf constraints are not supported"),
-            ({"json": {"not": {}, "x-guidance": {"lenient": True}}}, r"Unimplemented keys: \[.not"),
-            ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "Unsatisfiable"),
             ({"json": {"$ref": "#/$defs/none"}}, "does not exist"),
             ({"json": {"anyOf": [{"type": "object", "minProperties": 2}]}}, "json cannot be enforced: minProperties=2 with 0 names in .required"),
             ({"json": {"$ref": "#"}}, r"structured_outputs.json cannot be enforced: \w+\.$"),
-            ({"json": {"minimum": float("nan")}}, "structured_outputs.json cannot be enforced: expected value"),
-            ({"json": {"type": "integer", "minimum": 10**400}}, "structured_outputs.json cannot be enforced: "),
             ({"json": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}}, r"exclusiveMinimum=0 with maximum=0.5, less than 1 away.*minimum=0.005"),
             ({"json": {"$ref": "#there", "$defs": {"a": {"$anchor": "there"}}}}, r"\$ref='#there'; refer to a place in the schema"),
             ({"json": {"$defs": {"a": {"$id": "b"}}}}, r"\$id='b' inside of a schema"),
             ({"json": {"patternProperties": {"^a": {"type": "integer"}, "b$": {"type": "null"}}}}, r"/\^a/ and /b\$/ are not disjoint"),
-            ({"json": {"type": "string", "format": "regex"}}, "Unknown format: regex"),
-            ({"regex": "(a"}, "structured_outputs.regex cannot be enforced: .*unclosed group"),
-            ({"regex": "a(?=b)"}, "look-around, including look-ahead and look-behind, is not supported"),
             ({"regex": r"(a)\1"}, "backreferences are not supported"),
             ({"regex": r"a[^\s\S]b"}, "structured_outputs.regex cannot be enforced"),
             ({"regex": r"\bfoo"}, "structured_outputs.regex cannot be enforced"),
@@ -416,38 +373,20 @@ class TestDoor:
             engine.add_request("a", prompt_of(0, 4), guided(**given))
         assert not engine.has_unfinished_requests()
 
-    def test_much_that_is_simple_is_served(self, model):
-        several = [{"json": chain_of(150)}, {"choice": [f"v{i}" for i in range(10_000)]}]
-        params = [guided(0, max_tokens=400, **each) for each in several]
-        assert check_outputs(run(guided_engine(model), [prompt_of(0, 4)] * 2, params), params) == 2
-
     def test_without_a_tokenizer_or_an_end(self, model):
         with pytest.raises(InvalidRequestError, match="need a tokenizer, but the engine has no tokenizer"):
             make_engine(model).add_request("a", prompt_of(0, 4), guided(regex="a"))
         endless = make_engine(model, guidance=Guidance(byte_level().tokenizer.to_str, frozenset()))
         with pytest.raises(InvalidRequestError, match=r"end-of-text token, and its folder names none"):
             endless.add_request("a", prompt_of(0, 4), guided(regex="a"))
-
-    def test_a_tokenizer_that_the_library_cannot_read(self, model):
-        engine = make_engine(model, guidance=Guidance(lambda: '{"model": {"type": "none"}}', frozenset([0])))
+        broken = make_engine(model, guidance=Guidance(lambda: '{"model": {"type": "none"}}', frozenset([0])))
         with pytest.raises(InvalidRequestError, match="llguidance cannot use this model's tokenizer"):
-            engine.add_request("a", prompt_of(0, 4), guided(regex="a"))
+            broken.add_request("a", prompt_of(0, 4), guided(regex="a"))
 
-    def test_nobody_pays_before_the_first_guided_request(self, model, folder):
-        calls = []
-
-        def tokenizer_json():
-            calls.append(1)
-            return byte_level().tokenizer.to_str()
-
-        engine = guided_engine(model)
-        engine._compile_grammar = Guidance(tokenizer_json, frozenset([byte_level().end_id])).compile
-        run(engine, [prompt_of(0, 4)])
-        assert calls == []
-        run(engine, [prompt_of(0, 4)] * 3, guided(regex="a"))
-        assert calls == [1]
-        code = "import sys; from twophase import LLM; LLM(sys.argv[1], num_kv_blocks=8); sys.exit('llguidance' in sys.modules)"
-        subprocess.run([sys.executable, "-c", code, str(folder)], env=child_environment(), check=True, timeout=300)
+    def test_much_that_is_simple_is_served(self, model):
+        several = [{"json": chain_of(150)}, {"choice": [f"v{i}" for i in range(10_000)]}]
+        params = [guided(0, max_tokens=400, **each) for each in several]
+        assert check_outputs(run(guided_engine(model), [prompt_of(0, 4)] * 2, params), params) == 2
 
 
 def test_the_real_model(smollm2_folder):
@@ -489,24 +428,12 @@ def check_guide(module) -> None:
         bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")
         return {codec.decode([i]) if i != end_id else "end" for i in bits.nonzero()[0].tolist()}
 
-    steps = {"": {"a"}, "a": {"c"}, "ac": {"c"}, "acc": {"b", "end"}}
     stepwise = grammar.constraint()
-    for text, expected in steps.items():
+    for text, expected in {"": {"a"}, "a": {"c"}, "ac": {"c"}, "acc": {"b", "end"}}.items():
         so_far = prompt + [codec.encode(c)[0] for c in text]
-        told = [
-            stepwise.allowed_after(so_far, 3),
-            stepwise.allowed_after(so_far, 3),
-            grammar.constraint().allowed_after(so_far, 3),
-        ]
+        told = [guide.allowed_after(so_far, 3) for guide in (stepwise, stepwise, grammar.constraint())]
         assert [ids_of(allowed) for allowed in told] == [expected] * 3
-    assert [grammar.accepts(text) for text in ("abb", "accb", "ab", "abbbb", "x", "")] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-        False,
-    ]
+    assert [text for text in ("abb", "accb", "ab", "abbbb", "x", "") if grammar.accepts(text)] == ["abb", "accb"]
     broken = grammar.constraint()
     with pytest.raises(Exception, match="llguidance: ") as caught:
         broken.allowed_after([*prompt, codec.encode("q")[0]], 3)
@@ -519,16 +446,16 @@ def check_json(module) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "null"}}
     guidance = unlimited(module, codec)
     grammar = guidance.compile(guided(json=schema | {"x-guidance": {"whitespace_flexible": True}}))
-    good = ('{"a": 1}', '{"a": 1, "b": null}', '{"b": null}', "{}")
-    bad = (
+    good = ['{"a": 1}', '{"a": 1, "b": null}', '{"b": null}', "{}"]
+    bad = [
         '{"a": null}',
         r'{"\u0061": null}',
         r'{"a": 1, "\u0061": null}',
         '{"a": 1, "a": null}',
         '{ "a": 1}',
         '{"a":1}',
-    )
-    assert [grammar.accepts(text) for text in good + bad] == [True] * len(good) + [False] * len(bad)
+    ]
+    assert [text for text in good + bad if grammar.accepts(text)] == good
     for wrong in ({"uniqueItems": True, "x-guidance": {"lenient": True}}, {"type": "object", "minProperties": 2}):
         with pytest.raises(InvalidRequestError):
             guidance.compile(guided(json=wrong))
@@ -583,11 +510,7 @@ def preempted_check(model, alone):
     return check
 
 
-GUIDE_CHECKS = {
-    "guide": check_guide,
-    "json": check_json,
-    "bounds": check_exclusive_bounds,
-}
+GUIDE_CHECKS = {"guide": check_guide, "json": check_json, "bounds": check_exclusive_bounds}
 MUTANTS = [
     ("state not advanced", "guidance", "self._matcher.consume_tokens(new)", "pass", "guide"),
     ("state advanced twice", "guidance", "self._num_read += len(new)", "pass", "guide"),

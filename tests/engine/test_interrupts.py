@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import sys
-import threading
 
 import pytest
 
@@ -87,7 +86,6 @@ def undisturbed(tiny_model):
     counter = InterruptAt(None)
     engine, outputs, _ = run(tiny_model, counter)
     assert engine.stats().num_preemptions > 0
-    assert any(step.num_decodes and len(step.chunks) > step.num_decodes for step in engine.trace)
     return tokens(outputs), counter.num_lines
 
 
@@ -147,11 +145,6 @@ class TestUninterrupted:
         assert reached == [1, 2]
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
-    def test_an_exception_goes_through_and_restores_the_handler(self):
-        with pytest.raises(ValueError, match="mine"), uninterrupted():
-            raise ValueError("mine")
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
     def test_someone_elses_handler_is_called(self):
         calls = []
         previous = signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
@@ -162,23 +155,3 @@ class TestUninterrupted:
             assert calls == [signal.SIGINT]
         finally:
             signal.signal(signal.SIGINT, previous)
-
-    def test_an_ignored_signal_stays_ignored(self):
-        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            with uninterrupted():
-                signal.raise_signal(signal.SIGINT)
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        finally:
-            signal.signal(signal.SIGINT, previous)
-
-    def test_in_another_thread_it_does_nothing(self):
-        def body():
-            with uninterrupted():
-                handlers.append(signal.getsignal(signal.SIGINT))
-
-        handlers = []
-        thread = threading.Thread(target=body)
-        thread.start()
-        thread.join()
-        assert handlers == [signal.default_int_handler]

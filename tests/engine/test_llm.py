@@ -105,19 +105,6 @@ class TestStream:
         stream.close()
         assert not llm.engine.has_unfinished_requests()
 
-    def test_several_in_turns_and_generate_in_between(self, llm):
-        params = [SamplingParams(seed=i, max_tokens=20, ignore_eos=True) for i in range(3)]
-        expected = [output.outputs[0].text for output in llm.generate(TEXTS[:3], params)]
-        streams = [llm.stream(text, each) for text, each in zip(TEXTS, params, strict=False)]
-        got = ["", "", ""]
-        for i in (0, 1, 0, 2, 1):
-            got[i] += next(streams[i])
-        (between,) = llm.generate(TEXTS[0], params[0])
-        assert between.outputs[0].text == expected[0]
-        for i in (2, 0, 1):
-            got[i] += "".join(streams[i])
-        assert got == expected
-
     def test_more_than_one_completion(self, llm):
         with pytest.raises(InvalidRequestError, match="n must be 1, got 2"):
             next(llm.stream("The", SamplingParams(n=2)))
@@ -138,6 +125,19 @@ class TestStream:
         with pytest.raises(KeyboardInterrupt):
             next(stream)
         assert not llm.engine.has_unfinished_requests()
+
+    def test_several_in_turns_and_generate_in_between(self, llm):
+        params = [SamplingParams(seed=i, max_tokens=20, ignore_eos=True) for i in range(3)]
+        expected = [output.outputs[0].text for output in llm.generate(TEXTS[:3], params)]
+        streams = [llm.stream(text, each) for text, each in zip(TEXTS, params, strict=False)]
+        got = ["", "", ""]
+        for i in (0, 1, 0, 2, 1):
+            got[i] += next(streams[i])
+        (between,) = llm.generate(TEXTS[0], params[0])
+        assert between.outputs[0].text == expected[0]
+        for i in (2, 0, 1):
+            got[i] += "".join(streams[i])
+        assert got == expected
 
 
 class TestChat:
@@ -179,35 +179,19 @@ class TestOptions:
     def test_your_own_attention_cache_and_scheduler(self, tiny_folder):
         made = []
 
+        def my_scheduler(config, cache):
+            made.append((config, type(cache)))
+            return Scheduler(config, cache)
+
         class MyCache(CacheManager):
             pass
 
-        def my_scheduler(config, cache):
-            made.append((config, cache))
-            return Scheduler(config, cache)
-
-        def my_attention(spec):
-            made.append(spec)
-            return TorchBackend(spec, block_size=4)
-
-        mine = LLM(
-            tiny_folder,
-            device="cpu",
-            attention_backend=my_attention,
-            cache_factory=MyCache,
-            scheduler_factory=my_scheduler,
-            block_size=4,
-            num_kv_blocks=64,
-            max_num_seqs=3,
-        )
-        assert made[0].num_heads == 6
-        assert isinstance(made[1][1], MyCache)
-        assert made[1][0] == SchedulerConfig(3, 512, 256, True)
-        ours = LLM(tiny_folder, device="cpu", block_size=4, num_kv_blocks=64)
+        parts = {"cache_factory": MyCache, "scheduler_factory": my_scheduler}
+        parts["attention_backend"] = lambda spec: made.append(spec.num_heads) or TorchBackend(spec, block_size=4)
+        options = {"device": "cpu", "block_size": 4, "num_kv_blocks": 64}
+        mine, ours = LLM(tiny_folder, max_num_seqs=3, **options, **parts), LLM(tiny_folder, **options)
+        assert made == [6, (SchedulerConfig(3, 512, 256, True), MyCache)]
         assert [o.outputs for o in mine.generate(TEXTS, GREEDY)] == [o.outputs for o in ours.generate(TEXTS, GREEDY)]
-        backend = mine.model.backend
-        instance = LLM(tiny_folder, device="cpu", attention_backend=backend, block_size=4, num_kv_blocks=64)
-        assert instance.model.backend is backend
 
     def test_default_limits(self, tiny_folder):
         llm = LLM(tiny_folder, device="cpu")
@@ -218,14 +202,6 @@ class TestOptions:
         options = {"enable_chunked_prefill": False, "max_num_seqs": 600, "num_kv_blocks": 8}
         whole = LLM(tiny_folder, device="cpu", **options)
         assert whole.scheduler.config.max_num_batched_tokens == 600
-
-    def test_default_pool_is_a_share_of_free_memory(self, llm, monkeypatch):
-        num_bytes, cpu = llm.kv_cache.spec.bytes_per_block, torch.device("cpu")
-        monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 4 * 2**30)
-        assert memory.num_blocks_that_fit(num_bytes, cpu, None) == 2**30 // num_bytes
-        assert memory.num_blocks_that_fit(num_bytes, cpu, 0.9) == int(0.9 * 4 * 2**30) // num_bytes
-        monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 400 * 2**30)
-        assert memory.num_blocks_that_fit(num_bytes, cpu, None) == 2 * 2**30 // num_bytes
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -245,3 +221,11 @@ class TestOptions:
         assert resolve_device("auto") == torch.device("cpu")
         with pytest.raises(ConfigError, match="PyTorch sees 0 CUDA devices here; use device='cpu'"):
             resolve_device("cuda:1")
+
+    def test_default_pool_is_a_share_of_free_memory(self, llm, monkeypatch):
+        num_bytes, cpu = llm.kv_cache.spec.bytes_per_block, torch.device("cpu")
+        monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 4 * 2**30)
+        assert memory.num_blocks_that_fit(num_bytes, cpu, None) == 2**30 // num_bytes
+        assert memory.num_blocks_that_fit(num_bytes, cpu, 0.9) == int(0.9 * 4 * 2**30) // num_bytes
+        monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 400 * 2**30)
+        assert memory.num_blocks_that_fit(num_bytes, cpu, None) == 2 * 2**30 // num_bytes

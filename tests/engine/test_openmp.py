@@ -48,15 +48,6 @@ def run(program, *arguments):
     assert done.returncode == 0, done.stderr
 
 
-def test_they_end_and_come_back():
-    run("""
-release_openmp_workers()
-require(at_first)
-compute()
-require(at_first + 2)
-""")
-
-
 @pytest.mark.parametrize("opened", ["AsyncLLM(**options)", "AsyncLLM.of(LLM(**options))"])
 def test_an_engine_in_a_thread_has_the_cores_for_itself(opened, tiny_folder):  # noqa: F811
     """Of the thread that loaded the model no worker is left: the engine's thread alone has come."""

@@ -11,7 +11,6 @@ from tests.mutation import KillTable, Mutant
 from twophase.core.plan import ScheduledChunk
 from twophase.engine import runner
 from twophase.engine.runner import TABLE_COLUMNS, pack
-from twophase_features.step_graphs import padded_batch_size, padded_context
 
 
 def chunk(seq_id, token_ids, start, block_ids, num_samples=1):
@@ -127,13 +126,3 @@ def test_padding_rows():
     assert batch.cu_query_lens.tolist() == [0, 1, 2, 3, 4]
     assert batch.block_tables.shape == (4, 32)
     assert batch.num_decodes == 4
-
-
-def test_padded_batch_sizes():
-    sizes = [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 250]
-    assert [padded_batch_size(n) for n in sizes] == [1, 2, 4, 4, 8, 8, 16, 16, 32, 32, 48, 256]
-
-
-def test_padded_contexts():
-    assert [padded_context(n, 8192) for n in (1, 1024, 1025, 4097, 8192)] == [1024, 1024, 4096, 8192, 8192]
-    assert padded_context(5, 128) == 128

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tests.engine.engines import BLOCK_SIZE, GREEDY, check_idle, finish, make_engine, prompt_of, run, tokens_of
+from tests.engine.engines import GREEDY, check_idle, finish, make_engine, prompt_of, run
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant, installed
 from twophase.core.plan import ScheduledChunk
@@ -35,9 +35,11 @@ def expected_of(oracle, prompt) -> torch.Tensor:
 def case(request, tmp_path_factory):
     """A model, and what transformers says of the prompts."""
     folder, oracle = make_folder(request.param, tmp_path_factory.mktemp(request.param), eos_token_id=None)
-    options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
-    model = load_model(folder, block_size=BLOCK_SIZE, **options)
-    return model, {tuple(prompt["prompt_token_ids"]): expected_of(oracle, prompt) for prompt in PROMPTS}, oracle
+    return (
+        load_model(folder),
+        {tuple(prompt["prompt_token_ids"]): expected_of(oracle, prompt) for prompt in PROMPTS},
+        oracle,
+    )
 
 
 def check_output(output, rows: torch.Tensor, num_top: int = 3) -> None:
@@ -112,21 +114,6 @@ def test_a_prompt_that_loses_its_blocks_half_way(case, num_host_blocks, prefix_c
     assert any(0 < start + count < LENGTHS[-1] for start, count in begun[: lost[0]])
 
 
-def test_once_for_all_completions(case):
-    engine = make_engine(case[0], num_blocks=40, budget=16, max_num_seqs=9)
-    outputs = run(engine, PROMPTS[4:], replace(PARAMS, n=3, max_tokens=20))
-    check_outputs(case, outputs)
-    assert sum(output.metrics.num_preemptions for output in outputs) > 0, "one of them was to compute its prompt again"
-    assert {len(output.outputs) for output in outputs} == {3}
-
-
-def test_tokens_stay_what_they_are(case):
-    plain = run(make_engine(case[0], budget=16), PROMPTS, replace(PARAMS, prompt_logprobs=None))
-    asking = run(make_engine(case[0], budget=16), PROMPTS, PARAMS)
-    assert [tokens_of(output) for output in asking] == [tokens_of(output) for output in plain]
-    assert {output.prompt_logprobs for output in plain} == {None}
-
-
 def test_few_logits_at_a_time(case):
     model, _, oracle = case
     prompts = [prompt_of(1, 100), prompt_of(2, 60)]
@@ -176,22 +163,13 @@ def entries_of(module: ModuleType, parts, *wanted):
     return [state.prompt_logprobs[1:] for _, state in pairs]
 
 
-def test_no_more_tokens_than_there_are():
-    logits = torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 1.0], [0.0, 0.0, 5.0]])
-    two, one = entries_of(logprobs, logits.split([1, 2]), ([1, 0], 20), ([2], 1))
-    assert [entry.token_id for entry in (*two, *one)] == [1, 0, 2]
-    assert [[i for i, _ in entry.top] for entry in (*two, *one)] == [[2, 1, 0], [0, 2, 1], [2]]
-    assert two[0].logprob == two[0].top[1][1]
-
-
 # -- mutants
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     folder, oracle = make_folder("llama", tmp_path_factory.mktemp("mutants"), eos_token_id=None)
-    options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
-    return load_model(folder, block_size=BLOCK_SIZE, **options), expected_of(oracle, PROMPTS[-1])
+    return load_model(folder), expected_of(oracle, PROMPTS[-1])
 
 
 def check_all(llama, module=None) -> None:

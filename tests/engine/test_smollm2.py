@@ -4,31 +4,22 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.engine.engines import check_idle, make_engine, run
+from tests.engine.engines import check_idle
 from twophase import LLM, SamplingParams
-from twophase.engine.engine import Engine
 
 NUM_TOKENS = 32
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
 BLOCK_SIZE = 16
 
-# By length in tokens: those of a length go through transformers together, so that it needs no padding.
+# By length in tokens: texts of a length go through transformers together, so that it needs no padding.
 TEXTS = {
     5: ["The capital of France is", "  \n\n\t indented text, and then", "Ünïcödé und Straße sind"],
     12: [
-        "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
         "<|im_start|>user\nWhat is the capital of Italy?<|im_end|>\n<|im_start|>assistant\n",
         "日本語のテキストはここにあります",
     ],
-    17: [
-        "Roses are red, violets are blue, sugar is sweet, and so are you, but",
-        '{"name": "Ada", "born": 1815, "field": "mathematics", "known_for": [',
-        "😀👍🏽 emoji are fun 🎉🎉 and everyone loves to use them 🥳 every day",
-    ],
-    133: [
-        "It was the best of times, it was the worst of times, it was the age of wisdom. " * 8,
-        "A list of words: apple, banana, cherry, date, elderberry, fig, grape, honeydew, kiwi, lemon. " * 6,
-    ],
+    17: ["😀👍🏽 emoji are fun 🎉🎉 and everyone loves to use them 🥳 every day"],
+    133: ["It was the best of times, it was the worst of times, it was the age of wisdom. " * 8],
 }
 
 
@@ -68,25 +59,10 @@ def as_prompts(expected):
     return [{"prompt_token_ids": list(ids)} for ids in expected]
 
 
-def engine_of(llm: LLM, **options) -> Engine:
-    eos = llm.model_config.eos_token_ids
-    return make_engine(llm.model, block_size=BLOCK_SIZE, max_num_seqs=20, max_model_len=512, eos=eos, **options)
-
-
 def test_batched(llm, expected):
     outputs = llm.generate(as_prompts(expected), PARAMS, use_tqdm=False)
     check(outputs, expected)
     assert max(step.num_decodes for step in llm.engine.trace) == len(expected)
-
-
-def test_chunked_and_with_cache_hits(llm, expected):
-    engine = engine_of(llm, num_blocks=256, budget=48)
-    check(run(engine, as_prompts(expected), PARAMS), expected)
-    assert any(start and count > 1 for step in engine.trace for _, _, start, count in step.chunks)
-    outputs = run(engine, as_prompts(expected), PARAMS)
-    check(outputs, expected)
-    hits = [output.metrics.num_cached_tokens for output in outputs]
-    assert hits == [(len(ids) - 1) // BLOCK_SIZE * BLOCK_SIZE for ids in expected]
 
 
 def test_text_streams_and_chats(llm):

@@ -38,16 +38,6 @@ def test_a_loser_is_tried_ever_more_rarely():
     assert all(length == TRIAL_STEPS for way, length in stretches(ways)[:-1] if way)
 
 
-def test_a_winner_goes_on_but_for_the_trials():
-    ways = play(20_000, lambda step, is_drafting: (1.5, 8) if is_drafting else (1.0, 4))
-    assert sum(ways) / len(ways) > 0.98
-
-
-def test_what_a_token_costs_counts_not_a_step():
-    assert sum(play(2000, lambda step, is_drafting: (1.9, 8) if is_drafting else (1.0, 4))) > 1800
-    assert sum(play(2000, lambda step, is_drafting: (2.1, 8) if is_drafting else (1.0, 4))) < 200
-
-
 def test_it_notices_when_the_text_changes():
     """Guessing pays for 500 steps and no longer: it ends soon after, and the rests are short again."""
     ways = play(3000, lambda step, is_drafting: (1.5, 8 if step < 500 else 4) if is_drafting else (1.0, 4))
@@ -70,28 +60,19 @@ def test_the_first_steps_of_a_trial_do_not_count():
     assert sum(gate_ways) > 1800
 
 
-class Clock:
-    """Stands still but for what the engine's steps cost: a second for each token run through the model."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.mark.parametrize("is_right", [True, False])
 def test_the_engine_stops_guessing_when_it_loses(tiny_model, monkeypatch, is_right):
     """A step costs 3 s, and 0.5 s for each token: right guesses pay, wrong ones do not."""
     prompts, params = [prompt_of(1, 9)], SamplingParams(temperature=0, max_tokens=110, ignore_eos=True)
     outputs = plain_outputs(tiny_model, prompts, params)
-    clock = Clock()
+    now_s = 0.0
     drafter = Oracle(prompts, outputs, lambda position: not is_right)
-    engine = speculating(tiny_model, drafter, gate=SpeculationGate(), clock=clock)
+    engine = speculating(tiny_model, drafter, gate=SpeculationGate(), clock=lambda: now_s)
     real = engine._runner.run
 
     def costly(chunks, score):
-        clock.now_s += 3 + 0.5 * sum(len(chunk.token_ids) for chunk in chunks)
+        nonlocal now_s
+        now_s += 3 + 0.5 * sum(len(chunk.token_ids) for chunk in chunks)
         return real(chunks, score)
 
     monkeypatch.setattr(engine._runner, "run", costly)

@@ -125,8 +125,7 @@ class PlayedGraphs:
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
 def cpu_model(request, tmp_path_factory):
     folder, _ = make_folder(request.param, tmp_path_factory.mktemp("played"))
-    options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
-    return load_model(folder, block_size=BLOCK_SIZE, **options)
+    return load_model(folder)
 
 
 def with_references(model, monkeypatch, backends=triton_backend):
@@ -140,33 +139,6 @@ def with_references(model, monkeypatch, backends=triton_backend):
     }.items():
         monkeypatch.setattr(backends, name, reference)
     return with_backend(model, llama.model_backend(model.config, backends.TritonBackend))
-
-
-def test_a_padded_batch_computes_the_same(tiny_model, monkeypatch):
-    """What a CUDA graph relies on, tried without one."""
-    model = with_references(tiny_model, monkeypatch)
-    engine = make_engine(model)
-    for i, length in enumerate((5, 9, 14)):
-        engine.add_request(str(i), prompt_of(i, length))
-    engine.step()
-    plan = engine._scheduler.schedule()
-    assert plan.num_decodes == len(plan.chunks) == 3
-    kv_cache, backend = engine._runner.kv_cache, model.backend
-
-    def hidden(**padding):
-        packed = pack(plan.chunks, BLOCK_SIZE, **padding)
-        with torch.inference_mode():
-            return model.forward(packed.token_ids, backend.plan(packed.view()), kv_cache)
-
-    before = [(layer.k.clone(), layer.v.clone()) for layer in kv_cache.layers]
-    plain = hidden()
-    after = [(layer.k.clone(), layer.v.clone()) for layer in kv_cache.layers]
-    assert not torch.equal(before[0][0], after[0][0])
-    padded = hidden(num_rows=8, num_columns=32)
-    torch.testing.assert_close(padded[:3], plain, rtol=1e-5, atol=1e-5)  # fp32; 8 rows may be summed in another order
-    for layer, (k, v) in zip(kv_cache.layers, after, strict=True):
-        torch.testing.assert_close((layer.k, layer.v), (k, v), rtol=1e-5, atol=1e-5)
-        assert torch.equal(layer.k == 0, k == 0), "a padding row was written"
 
 
 def check_played_graphs(module, model, expected):
@@ -324,13 +296,6 @@ def test_a_models_device_is_current_while_it_runs(cpu_model, monkeypatch):
     check_device_is_current(llama, cpu_model)
 
 
-def test_the_current_device():
-    assert isinstance(llama._current(torch.device("cpu")), contextlib.nullcontext)
-    guard = llama._current(torch.device("cuda:1"))
-    assert isinstance(guard, torch.cuda.device)
-    assert guard.idx == 1
-
-
 GRAPHS, BACKEND, MODEL = step_graphs.__name__, triton_backend.__name__, llama.__name__
 # name, module, old, new, check
 MUTANTS = [
@@ -357,6 +322,13 @@ MUTANTS = [
     ("tables of the first sequences", BACKEND, "batch.block_tables[sequences]", "batch.block_tables[: len(batch.block_tables[sequences])]", "backend"),
     ("any device", MODEL, "with _current(token_ids.device)", "with nullcontext()", "device"),
 ]  # fmt: skip
+
+
+def test_the_current_device():
+    assert isinstance(llama._current(torch.device("cpu")), contextlib.nullcontext)
+    guard = llama._current(torch.device("cuda:1"))
+    assert isinstance(guard, torch.cuda.device)
+    assert guard.idx == 1
 
 
 @pytest.mark.mutants

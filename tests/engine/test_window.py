@@ -132,21 +132,6 @@ def test_in_a_pool_of_one_sequence(case, options, caching):
         case.open(num_kv_blocks=num_blocks - 1).generate(PROMPTS[-1], PARAMS, use_tqdm=False)
 
 
-def test_a_hit_beyond_the_window_changes_nothing(case):
-    llm = case.open(num_kv_blocks=1000)
-    generate(llm)
-    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-    assert [list(output.outputs[0].token_ids) for output in outputs] == case.expected
-    assert [output.metrics.num_cached_tokens for output in outputs] == [0, 8, 28, 56, 88]
-
-
-def test_long_prompts_free_as_they_go(case):
-    llm = case.open(max_num_batched_tokens=8)
-    assert generate(llm, PROMPTS[-1:]) == case.expected[-1:]
-    # Before the step after which nothing is in use.
-    assert max(step.blocks_in_use for step in llm.engine.trace) <= num_blocks_of(llm, 90 + NUM_TOKENS - 2)
-
-
 @pytest.mark.parametrize("case", ["gemma3"], indirect=True)
 def test_the_triton_backend(case):
     device = "cuda" if torch.cuda.is_available() else "cpu"  # kernels are compiled where there is a GPU
@@ -203,12 +188,9 @@ def draft_model(folder):
     [
         ("llama", {"num_attention_sinks": 4}, "num_attention_sinks=4 and no window"),
         ("mistral", {"sliding_window": 13}, "own window of 12 keys and not widen it"),
-        ("gemma3", {"sliding_window": 5}, r"sliding_window .* and a model with layers .* do not go together"),
-        ("gemma3", {"num_attention_sinks": 2}, r"sliding_window .* and a model with layers .* do not go together"),
         ("gemma3", {"cache_factory": lambda *args: CacheManager(*args)}, "makes a cache for layers of one kind"),
         ("mistral", {"draft": "mistral"}, "sliding window may have freed"),
         ("llama", {"draft": "gemma3"}, r"draft model .* has layers of different kinds"),
-        ("gemma3", {"draft": "llama"}, "do not go together: a draft model shares the target"),
     ],
 )
 def test_what_does_not_go_together_is_refused(family, options, message, folders):

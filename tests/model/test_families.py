@@ -8,7 +8,7 @@ import torch
 
 from tests.model.paged import Pages
 from tests.model.tiny import FAMILIES, SIZES, load_model, make_folder
-from tests.mutation import KillTable, Mutant, is_killed
+from tests.mutation import KillTable, Mutant
 from twophase.model.config import load_config
 from twophase.model.llama import LlamaModel, model_backend
 from twophase.model.machine import make_backend
@@ -69,17 +69,6 @@ def test_a_prompt_in_chunks_gives_the_same_logits(family, tmp_path):
     assert_logits_equal(torch.cat(rows), oracle_logits(oracle, prompt), "chunks")
 
 
-def test_this_oracle_sees_a_wrong_scale(tmp_path):
-    """Negative control: the comparison fails when attention is subtly wrong."""
-    folder, oracle = make_folder("llama", tmp_path)
-    prompt = random_prompts(0)[-1]
-    for layer in oracle.model.layers:
-        layer.self_attn.scaling *= 1.001
-    pages = Pages(open_folder(folder), 1)
-    with pytest.raises(AssertionError, match="is off by"):
-        assert_logits_equal(pages.run([(0, prompt)])[0], oracle_logits(oracle, prompt), "wrong scale")
-
-
 MUTANTS = [
     ("bases swapped", "llama", "full if sees_all else local for", "local if sees_all else full for"),
     ("one base for all", "llama", "full if sees_all else local for", "full for"),
@@ -131,12 +120,6 @@ def test_mutants_are_killed(row, gemma):
     name, module, *change = row
     mutant = Mutant(name, f"{PACKAGES[module]}.{module}", *change)
     KillTable.record(mutant, partial(check_gemma, gemma=gemma))
-
-
-@pytest.mark.parametrize("module", ["llama", "weights"])
-def test_a_mutant_that_changes_nothing_survives(module, gemma):
-    nothing = Mutant("nothing", f"twophase.model.{module}", "import torch\n", "import torch  # as ever\n")
-    assert is_killed(nothing, partial(check_gemma, gemma=gemma)) is None
 
 
 @pytest.mark.parametrize("family", ["gemma3", "llama"])

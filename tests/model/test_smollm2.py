@@ -3,7 +3,6 @@
 import pytest
 from transformers import AutoTokenizer
 
-from twophase.model.config import load_config
 from twophase.model.tokenizer import Tokenizer
 
 TEXTS = [
@@ -58,8 +57,3 @@ def test_chat_template_equals_transformers(messages, add_generation_prompt, toke
         messages, add_generation_prompt=add_generation_prompt, return_dict=False
     )
     assert tokenizer.apply_chat_template(messages, add_generation_prompt) == expected
-
-
-def test_special_tokens(smollm2_folder, tokenizer):
-    assert (tokenizer.eos_token_id, tokenizer.vocab_size) == (2, 49152)
-    assert load_config(smollm2_folder).eos_token_ids == {2}

@@ -56,11 +56,6 @@ def test_a_failing_chat_template_is_an_invalid_request(template, said, tmp_path)
         tokenizer.render_chat(HELLO)
 
 
-def test_no_chat_template(tmp_path):
-    with pytest.raises(InvalidRequestError, match="no chat template"):
-        Tokenizer.from_folder(make_folder(tmp_path)).apply_chat_template(HELLO)
-
-
 def test_no_tokenizer_suggests_token_ids(tmp_path):
     with pytest.raises(ModelFolderError, match=r"tokenizer\.json is missing.*skip_tokenizer_init=True"):
         Tokenizer.from_folder(tmp_path)
@@ -70,33 +65,6 @@ def test_a_broken_tokenizer_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ModelFolderError, match=r"tokenizer\.json is not a tokenizer.*Download"):
         Tokenizer.from_folder(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        5,
-        [5],
-        [{"name": ["x"], "template": "y"}],
-        [{"name": "default", "template": 5}],
-    ],
-)
-def test_a_chat_template_that_is_none(template, tmp_path):
-    tokenizer = Tokenizer.from_folder(make_folder(tmp_path, chat_template=template))
-    assert tokenizer.encode("hello") == [0, 2], "text needs no template"
-    with pytest.raises(ModelFolderError, match=r"tokenizer_config\.json: 'chat_template' must be text, or a list of"):
-        tokenizer.apply_chat_template(HELLO)
-
-
-def test_a_chat_template_that_is_no_text(tmp_path):
-    (make_folder(tmp_path) / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(ModelFolderError, match=r"chat_template\.jinja cannot be read as UTF-8"):
-        _ = Tokenizer.from_folder(tmp_path).chat_template
-
-
-def test_a_special_token_without_its_text_is_named(tmp_path):
-    with pytest.raises(ModelFolderError, match=r"tokenizer_config\.json: eos_token must be text, or a record"):
-        Tokenizer.from_folder(make_folder(tmp_path, eos_token={"special": True}))
 
 
 def test_an_added_token_of_the_config_is_one_token(tmp_path):

@@ -1,10 +1,9 @@
 """What the tests run in two processes: generate, or lose one of them in the middle. Prints a line of JSON per rank.
 
-disaggregated_script.py FOLDER equal KV_CACHE_DTYPE...
+disaggregated_script.py FOLDER equal
 disaggregated_script.py FOLDER lose RANK SIGNAL
 """
 
-import itertools
 import json
 import os
 import signal
@@ -61,29 +60,25 @@ def in_step(class_, method, number, action):
     setattr(class_, method, counted)
 
 
-def equal(folder, kv_cache_dtypes):
-    """Prompts together; with int8 one by one, in the same chunks: there a rounding error may tip a value over."""
-    for kv_cache_dtype in kv_cache_dtypes:
-        options = {"num_kv_blocks": 80, "device": "cpu", "attention_backend": "torch", "kv_cache_dtype": kv_cache_dtype}
-        chunks = {"max_num_batched_tokens": 64, "max_num_seqs": 64}
-        batches = [TEXTS] if kv_cache_dtype == "auto" else [[text] for text in TEXTS]
-        with disaggregated(folder, prefill_options=chunks, **options) as llm:
-            if llm is not None:
-                alone = LLM(folder, **options, **(chunks if kv_cache_dtype == "int8" else {}))
-                for params, texts in itertools.product((GREEDY, SEEDED), batches):
-                    ours, theirs = (each.generate(texts, params, use_tqdm=False) for each in (llm, alone))
-                    assert [each.outputs for each in ours] == [each.outputs for each in theirs]
-                    assert all(each.metrics.ttft_s > 0 and each.metrics.tpot_s > 0 for each in ours)
-                records, prefills = llm.engine.take_transfers()
-                assert (
-                    len(records) >= len(prefills) == sum(len(alone.tokenizer.encode(text)) > 16 for text in TEXTS) > 0
-                )
-                if kv_cache_dtype == "auto":
-                    ours, theirs = (each.beam_search(TEXTS, BEAMS, use_tqdm=False) for each in (llm, alone))
-                    assert [found.tokens for each in ours for found in each.sequences] == [
-                        found.tokens for each in theirs for found in each.sequences
-                    ]
-                say(in_use=llm.engine.stats().cache.num_in_use, num_bytes=sum(each.num_bytes for each in records))
+def equal(folder):
+    options = {"num_kv_blocks": 80, "device": "cpu", "attention_backend": "torch"}
+    chunks = {"max_num_batched_tokens": 64, "max_num_seqs": 64}
+    with disaggregated(folder, prefill_options=chunks, **options) as llm:
+        if llm is not None:
+            alone = LLM(folder, **options)
+            for params in (GREEDY, SEEDED):
+                ours, theirs = (each.generate(TEXTS, params, use_tqdm=False) for each in (llm, alone))
+                assert [each.outputs for each in ours] == [each.outputs for each in theirs]
+                assert all(each.metrics.ttft_s > 0 and each.metrics.tpot_s > 0 for each in ours)
+            records, prefills = llm.engine.take_transfers()
+            assert len(records) >= len(prefills) == sum(len(alone.tokenizer.encode(text)) > 16 for text in TEXTS) > 0
+            ours, theirs = (each.beam_search(TEXTS, BEAMS, use_tqdm=False) for each in (llm, alone))
+            assert texts_of(ours) == texts_of(theirs)
+            say(in_use=llm.engine.stats().cache.num_in_use, num_bytes=sum(each.num_bytes for each in records))
+
+
+def texts_of(outputs):
+    return [found.tokens for each in outputs for found in each.sequences]
 
 
 def lose(folder, victim, number):
@@ -121,6 +116,6 @@ def lose(folder, victim, number):
 if __name__ == "__main__":
     note_worker()
     if sys.argv[2] == "equal":
-        equal(sys.argv[1], sys.argv[3:])
+        equal(sys.argv[1])
     else:
         lose(sys.argv[1], int(sys.argv[3]), getattr(signal, sys.argv[4]))

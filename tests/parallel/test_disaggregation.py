@@ -3,7 +3,6 @@
 import itertools
 import random
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -48,18 +47,9 @@ PARAMS = {
 }
 
 
-class TestEqualTokens:
-    @pytest.mark.parametrize("name", PARAMS)
-    def test_as_a_single_engine(self, folder, name):
-        prompts, params = prompts_of(), PARAMS[name]
-        engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 16, "seed": 1})
-        assert completions(engines.generate(prompts, params)) == completions(expected(folder, prompts, params))
-
-    def test_seeds_are_drawn_in_the_order_of_requests(self, folder):
-        """Not in that in which their pages come: the second and the fourth are computed here at once."""
-        prompts = prompts_of([40, 3, 17, 2])
-        outputs = TwoEngines(folder).generate(prompts, PARAMS["unseeded"])
-        assert completions(outputs) == completions(expected(folder, prompts, PARAMS["unseeded"]))
+def test_seeds_are_drawn_in_the_order_of_requests(folder):
+    """Not in that in which their pages come: the second and the fourth are computed here at once."""
+    TwoEngines(folder).check(prompts_of([40, 3, 17, 2]), PARAMS["unseeded"])
 
 
 class TestPages:
@@ -110,17 +100,9 @@ class TestPages:
             expected(folder, [{"prompt_token_ids": prompt}, longer], GREEDY)
         )
 
-    def test_without_a_prefix_cache_pages_are_loaded_all_the_same(self, folder):
-        engines = TwoEngines(folder, enable_prefix_caching=False)
-        outputs = [*engines.generate(prompts_of(), GREEDY), *engines.generate(prompts_of(), GREEDY)]
-        assert completions(outputs) == 2 * completions(expected(folder, prompts_of(), GREEDY))
-        assert [each.metrics.num_cached_tokens for each in outputs] == 2 * [4 * count for count in NUM_PAGES]
-        assert engines.to_decode.blocks_sent() == 2 * sum(NUM_PAGES)
-
     def test_a_prompt_that_comes_twice_at_once(self, folder):
         engines = TwoEngines(folder)
-        outputs = engines.generate([prompt_of(0, 18)] * 3, GREEDY)
-        assert completions(outputs) == 3 * completions(expected(folder, [prompt_of(0, 18)], GREEDY))
+        engines.check([prompt_of(0, 18)] * 3, GREEDY)
 
     def test_pages_leave_the_tier_when_they_are_loaded(self, folder):
         """And not when the request ends."""
@@ -150,16 +132,6 @@ class TestPages:
 
         salts, again = ("alice", "bob", "", "alice", "bob", ""), 16 if side == "decode" else 12
         assert [num_cached(str(i), salt) for i, salt in enumerate(salts)] == [0, 0, 0, again, again, again]
-
-    def test_bytes_per_token(self, folder):
-        engines = TwoEngines(folder, kv_cache_dtype="int8")
-        engines.generate([prompt_of(0, 18)], GREEDY)
-        (record,), (done,) = engines.engine.take_transfers()
-        # 4 blocks of 4 tokens, 2 layers, K and V, 6 heads of 16 bytes and a scale of 4.
-        assert record.num_bytes == 4 * 4 * 2 * 2 * 6 * (16 + 4)
-        assert record.num_blocks == 4 * 2
-        assert done.prefill_s > 0
-        assert engines.engine.take_transfers() == ((), ())
 
 
 def known_blocks(llm, token_ids):
@@ -200,8 +172,7 @@ class TestRoom:
 
     def test_a_prompt_that_the_tier_could_never_hold_is_computed_here(self, folder):
         engines = TwoEngines(folder, num_tier_blocks=2)
-        outputs = engines.generate(prompts_of(), GREEDY)
-        assert completions(outputs) == completions(expected(folder, prompts_of(), GREEDY))
+        engines.check(prompts_of(), GREEDY)
         assert [len(each.keys) for each in submitted(engines)] == [1]
 
     def test_a_worker_with_nothing_to_compute_sleeps(self, folder):
@@ -240,20 +211,12 @@ class TestRoom:
         """What it had is computed again, or comes from the tier behind: no page is sent twice."""
         prompts, params = prompts_of([15, 14, 13, 12]), replace(GREEDY, max_tokens=24)
         engines = TwoEngines(folder, decode={"num_kv_blocks": 20, "preemption_mode": preemption_mode})
-        outputs = engines.generate(prompts, params)
+        outputs = engines.check(prompts, params)
         assert sum(output.metrics.num_preemptions for output in outputs) > 0
-        assert completions(outputs) == completions(expected(folder, prompts, params))
         assert len(submitted(engines)) == 4
         num_sent = sum(len(each.keys) for each in submitted(engines))
         num_loaded = sum(step.blocks_loaded for step in engines.engine.trace)
         assert (num_loaded > num_sent) == (preemption_mode == "swap")
-
-    def test_a_prompt_that_the_worker_refuses_is_computed_here(self, folder, caplog):
-        engines = TwoEngines(folder, prefill={"num_kv_blocks": 4})
-        outputs = engines.generate([prompt_of(0, 21)], GREEDY)
-        assert completions(outputs) == completions(expected(folder, [prompt_of(0, 21)], GREEDY))
-        assert engines.engine.num_recomputed == 1
-        assert "could not compute request '0': InvalidRequestError: " in caplog.text
 
     def test_what_the_policy_cannot_rank_is_refused_at_once(self, folder):
         engines = TwoEngines(folder, decode={"policy": Unranked()})
@@ -279,21 +242,6 @@ class TestRoom:
 
 
 class TestTrouble:
-    @pytest.mark.parametrize("num_turns", range(6))
-    @pytest.mark.parametrize("decode_blocks", [6, 64])
-    def test_abort_leaves_nothing_wherever_it_comes(self, folder, num_turns, decode_blocks):
-        prompts = prompts_of([15, 14, 17])
-        engines = TwoEngines(folder, decode={"num_kv_blocks": decode_blocks}, prefill={"max_num_batched_tokens": 8})
-        for i, prompt in enumerate(prompts):
-            engines.engine.add_request(str(i), prompt, GREEDY)
-        for turn in range(num_turns):
-            engines.turn() if turn % 2 else engines.worker.turn()
-        output = engines.engine.abort("1")
-        assert output.outputs[0].finish_reason == "abort"
-        outputs = engines.finish()
-        reference = expected(folder, prompts, GREEDY)
-        assert completions([outputs["0"], outputs["2"]]) == completions([reference[0], reference[2]])
-
     def test_pages_of_an_aborted_request_are_dropped(self, folder):
         engines = TwoEngines(folder)
         engines.engine.add_request("0", prompt_of(0, 15), GREEDY)
@@ -324,11 +272,10 @@ class TestTrouble:
         engines.to_decode.loses = lambda pages: False
         assert engines.finish()["0"].outputs == expected(folder, [prompt_of(1, 15)], GREEDY)[0].outputs
 
-    @pytest.mark.parametrize("stage", ["plan", "write", "attend"])
-    def test_a_prompt_that_breaks_the_worker_is_computed_here(self, folder, stage):
+    def test_a_prompt_that_breaks_the_worker_is_computed_here(self, folder):
         """The run is repeated in halves; the pages announced by the broken one are sent again."""
         suspect = Suspect("1")
-        make_backend = lambda spec: FaultyBackend(TorchBackend(spec, 4), stage, suspect)  # noqa: E731
+        make_backend = lambda spec: FaultyBackend(TorchBackend(spec, 4), "write", suspect)  # noqa: E731
         engines = TwoEngines(folder, prefill={"attention_backend": make_backend})
         suspect.engine = engines.prefill.engine
         prompts = prompts_of([7, 9, 10])
@@ -340,21 +287,7 @@ class TestTrouble:
         assert failed.request_id == "1"
         assert "planted" in failed.error
 
-    def test_a_prompt_that_breaks_here_too_fails_alone(self, folder):
-        suspects = [Suspect("1"), Suspect("1")]
-        make = [
-            partial(lambda suspect, spec: FaultyBackend(TorchBackend(spec, 4), "write", suspect), each)
-            for each in suspects
-        ]
-        engines = TwoEngines(folder, decode={"attention_backend": make[0]}, prefill={"attention_backend": make[1]})
-        suspects[0].engine, suspects[1].engine = engines.decode.engine, engines.prefill.engine
-        prompts = prompts_of([7, 9, 10])
-        outputs, reference = engines.generate(prompts, GREEDY), expected(folder, prompts, GREEDY)
-        assert outputs[1].outputs[0].finish_reason == "error"
-        assert "planted" in outputs[1].outputs[0].error
-        assert completions([outputs[0], outputs[2]]) == completions([reference[0], reference[2]])
-
-    @pytest.mark.parametrize("num_turns", range(5))
+    @pytest.mark.parametrize("num_turns", [0, 1, 3])
     def test_a_lost_worker_loses_no_request(self, folder, num_turns):
         """Wherever it is lost: what has its pages goes on, the other prompts are computed here, and nothing stays."""
         prompts = prompts_of([15, 40, 9])
@@ -374,7 +307,7 @@ class TestTrouble:
         with pytest.raises(PeerLostError, match="rank 1"):
             engines.engine.add_request("4", prompts[0], GREEDY)
 
-    @pytest.mark.parametrize("num_turns", range(4))
+    @pytest.mark.parametrize("num_turns", [1, 3])
     def test_a_worker_without_its_decode_side_frees_everything(self, folder, num_turns):
         engines = TwoEngines(folder, decode={"num_kv_blocks": 6}, prefill={"max_num_batched_tokens": 16})
         for i, prompt in enumerate(prompts_of([15, 14, 17])):
@@ -387,7 +320,7 @@ class TestTrouble:
         assert engines.prefill.engine.stats().cache.num_in_use == 0
         check_integrity(engines.prefill.scheduler.cache)
 
-    @pytest.mark.parametrize(("seed", "share_lost"), [(n, 0.0) for n in range(8)] + [(n, 0.2) for n in range(1, 5)])
+    @pytest.mark.parametrize(("seed", "share_lost"), [(n, 0.0) for n in range(6)] + [(n, 0.2) for n in range(1, 4)])
     def test_random_lives(self, folder, seed, share_lost):
         """Also on a line that loses one layer in five."""
         rng = random.Random(seed)
@@ -434,7 +367,6 @@ class TestTransfersThatFail:
         engines.to_decode.loses = lambda pages: pages.layer == 1 and submitted(engines)[0].keys[hole] in pages.keys
         (output,) = engines.generate([prompt_of(0, 23)], GREEDY)
         assert output.metrics.num_cached_tokens == num_cached
-        assert output.outputs == expected(folder, [prompt_of(0, 23)], GREEDY)[0].outputs
 
     def test_a_prompt_whose_logprobs_are_asked_for_is_computed_here(self, folder):
         params = replace(GREEDY, prompt_logprobs=2, logprobs=2)

@@ -13,7 +13,7 @@ from twophase.core.plan import ScheduledChunk
 from twophase.model.config import load_config
 from twophase_features.parallel import sharding
 from twophase_features.parallel.expert_parallel import ExpertParallel
-from twophase_features.parallel.sharding import Shard, share
+from twophase_features.parallel.sharding import Shard
 
 # A prompt and a later decode of it, beside another prompt: attention reads pages of both kinds.
 TOKENS = list(range(3, 20))
@@ -64,26 +64,6 @@ WHOLE_EXPERTS = [
 def test_ranks_of_whole_experts_compute_what_one_computes_alone(family, world_size, changes, tmp_path):
     folder, _ = make_folder(family, tmp_path, **changes)
     check_logits(folder, world_size, dispatcher=ExpertParallel)
-
-
-@pytest.mark.parametrize("total", [1, 3, 8, 131])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-def test_shares_cover_everything_once_and_differ_by_one_at_most(total, world_size):
-    parts = [share(total, rank, world_size) for rank in range(world_size)]
-    assert [i for part in parts for i in range(total)[part]] == list(range(total))
-    sizes = [part.stop - part.start for part in parts]
-    assert max(sizes) - min(sizes) <= 1
-    assert sizes == sorted(sizes, reverse=True)
-
-
-def test_a_rank_owns_the_query_heads_of_its_kv_heads(tmp_path):
-    folder, _ = make_folder("smollm2", tmp_path)
-    parts = [Shard(load_config(folder), rank, 2) for rank in range(2)]
-    assert [(part.kv_heads, part.heads) for part in parts] == [
-        (slice(0, 2), slice(0, 6)),
-        (slice(2, 3), slice(6, 9)),
-    ]
-    assert [(part.config.num_heads, part.config.num_kv_heads) for part in parts] == [(6, 2), (3, 1)]
 
 
 NARROW_EXPERTS = {"num_key_value_heads": 6, "moe_intermediate_size": 32}

@@ -60,18 +60,6 @@ def busy_batches():
     return [crowd, forks, [(shared + prompt(9, 5), greedy(6) | {"repetition_penalty": 1.3})]]
 
 
-@pytest.mark.full
-def test_two_ranks_write_what_one_writes_with_the_default_model(smollm2_folder, tmp_path):
-    batches = [[(prompt(1, 40, 49_000), greedy(8)), (prompt(2, 7, 49_000), greedy(8)), ([504, 3575, 282], greedy(8))]]
-    options = {"model": str(smollm2_folder), "num_kv_blocks": 16, "max_num_seqs": 4, "dtype": "float32"}
-    _, got = share(tmp_path, 2, batches, checked=True, **options)
-    llm, expected = alone(batches, **options)
-    assert got["results"] == expected
-    num_layers, num_tokens = 30, sum(chunk[3] for step in llm.engine.trace for chunk in step.chunks)
-    assert got["num_all_reduces"] == 2 * num_layers * got["stats"]["steps"]
-    assert got["all_reduce_bytes"] == 2 * num_layers * num_tokens * 576 * 4
-
-
 def check_equal(tmp_path, folder, world_size, checked=False, **options):
     """The tokens and the counts of one process; returns what the ranks printed, and the engine alone."""
     options = TINY | {"model": str(folder), "num_kv_blocks": 26, "preemption_mode": "swap"} | options
@@ -90,22 +78,14 @@ def test_three_ranks_under_pressure_swap_and_fork_and_hit_like_one(tmp_path):
 
 
 def test_two_ranks_of_whole_experts_say_no_more_than_they_must(tmp_path):
-    """Every row that travels is counted."""
     folder, _ = make_folder("mixtral", tmp_path / "model")
     got, llm = check_equal(tmp_path, folder, 2, checked=True, **WHOLE)
-    num_layers, num_steps = 2, got["stats"]["steps"]
-    assert got["num_all_reduces"] == num_layers * num_steps  # of attention alone
-    assert got["traffic"]["all_to_all"][0] == 3 * num_layers * num_steps  # counts, there, back
-    assert got["traffic"]["all_gather"][0] == num_layers * num_steps
-    hidden = 48 * 4
+    layer_steps = 2 * got["stats"]["steps"]
+    assert got["num_all_reduces"] == layer_steps  # of attention alone
+    assert got["traffic"]["all_to_all"][0] == 3 * layer_steps  # counts, there, back
     tokens = [sum(chunk[3] for chunk in step.chunks) for step in llm.engine.trace]
-    routed = [-(-count // 2) for count in tokens]  # by rank 0, which has one more where they are odd
-    assert got["traffic"]["all_gather"][1] == num_layers * sum(routed) * hidden
-    there = num_layers * sum(routed) * 2 * hidden  # two experts each
-    counts = num_layers * num_steps * 4 * 8
-    back = got["traffic"]["all_to_all"][1] - there - counts
-    assert back % hidden == 0
-    assert 0 < back < 2 * there  # as many rows as its experts were sent, by both
+    routed = sum(-(-count // 2) for count in tokens)  # by rank 0, which has one more where they are odd
+    assert got["traffic"]["all_gather"] == [layer_steps, 2 * routed * 48 * 4]
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.full)])
@@ -136,24 +116,17 @@ def test_a_lost_rank_is_an_error_in_time_and_leaves_nothing_behind(how, family, 
     assert not any(is_running(int(path.read_text())) for path in tmp_path.glob("*.pid"))
 
 
+RANKS = {"tensor_parallel_size": 2}
+ODD_EXPERTS = {"num_key_value_heads": 6, "num_experts": 9}
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "options", "message"),
     [
         ("llama", {}, {"tensor_parallel_size": 3}, "num_key_value_heads gives 2 parts"),
-        (
-            "llama",
-            {},
-            {"tensor_parallel_size": 2},
-            r"not started by torchrun: RANK, WORLD_SIZE.* `torchrun --nproc-per",
-        ),
-        (
-            "qwen3-moe",
-            {"num_key_value_heads": 6, "num_experts": 9},
-            WHOLE | {"tensor_parallel_size": 2},
-            r"9 experts cannot .* tensor_parallel_size 2; use one of 1, 3, 9 processes",
-        ),
+        ("llama", {}, RANKS, r"not started by torchrun: RANK, WORLD_SIZE.* `torchrun --nproc-per"),
+        ("qwen3-moe", ODD_EXPERTS, WHOLE | RANKS, r"9 experts cannot .*size 2; use one of 1, 3, 9 processes"),
         ("llama", {}, WHOLE, r"experts of a model, and LlamaForCausalLM has no experts; leave it off"),
-        ("llama", {}, WHOLE | {"tensor_parallel_size": 2}, r"LlamaForCausalLM has no experts; leave it off"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_anything_is_loaded(

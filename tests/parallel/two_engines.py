@@ -67,6 +67,7 @@ class TwoEngines:
     """Attributes: `decode` and `prefill`, two LLMs; `engine` and `worker`, what disaggregation makes of them."""
 
     def __init__(self, folder, decode=None, prefill=None, num_tier_blocks=None, **both) -> None:
+        self.folder = folder
         self.decode = LLM(folder, **(OPTIONS | both | (decode or {})))
         self.prefill = LLM(folder, **(OPTIONS | both | (prefill or {})))
         front, back = Instant(), Instant()
@@ -100,6 +101,13 @@ class TwoEngines:
             self.engine.add_request(str(i), prompt, each)
         outputs = self.finish()
         return [outputs[str(i)] for i in range(len(prompts))]
+
+    def check(self, prompts, params):
+        """As `generate`; the outputs are those of a single engine."""
+        outputs, alone = self.generate(prompts, params), LLM(self.folder, **OPTIONS)
+        expected = alone.generate(prompts, params, use_tqdm=False)
+        assert [output.outputs for output in outputs] == [output.outputs for output in expected]
+        return outputs
 
     def check_integrity(self) -> None:
         for llm in (self.decode, self.prefill):

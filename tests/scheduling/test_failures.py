@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.cache.shadow import snapshot
 from tests.scheduling.harness import Harness, make_request
 from twophase.scheduling.policy import Policy, PriorityPolicy
 
@@ -18,12 +17,6 @@ def crowded(**options) -> Harness:
         make_request("d", range(7), 14),
     )
     return harness
-
-
-def test_the_crowded_run_is_crowded():
-    harness = crowded().run()
-    harness.check_outputs()
-    assert harness.preempted
 
 
 def test_a_policy_that_cannot_rank_a_request_changes_nothing():
@@ -66,17 +59,6 @@ def test_dropped_steps_change_no_output(stage, options):
     harness.run().check_outputs()
 
 
-def test_scheduling_again_plans_the_same_and_takes_nothing_more():
-    harness = Harness()
-    harness.add(make_request("a", 5, 6), make_request("b", 9, 6))
-    for _ in range(3):
-        first = harness.schedule()
-        before = snapshot(harness.cache)
-        assert harness.schedule() == first
-        assert snapshot(harness.cache) == before
-        harness.step()
-
-
 def test_a_copy_is_done_when_it_is_planned_and_told_until_a_step_is_done():
     harness = Harness()
     harness.add(make_request("a", 5, 6, n=2))
@@ -114,33 +96,3 @@ def test_a_copy_that_fails_fails_its_sequence_alone():
     harness.take(harness.scheduler.update(plan, sampled))
     harness.run()
     assert sorted(reason for reason, _ in harness.ends.values()) == ["error", "length", "length"]
-
-
-@pytest.mark.parametrize("drop_step", [False, True])
-def test_the_runner_fails_one_sequence_of_a_step(drop_step):
-    """Either the rest of the step counts, or it is planned again without the culprit."""
-    harness = crowded()
-    for _ in range(3):
-        harness.step()
-    plan = harness.schedule()
-    culprit = plan.chunks[0].seq_id
-    request_id = harness.scheduler.sequences[culprit].request.request_id
-    sampled = harness.execute(plan)
-    del sampled[culprit]
-    harness.take(harness.scheduler.fail(culprit, ValueError("NaN in the logits")))
-    if not drop_step:
-        harness.take(harness.scheduler.update(plan, sampled))
-    harness.check_state()
-    harness.run().check_outputs(but=frozenset(request_id))
-    assert ("error", None) in harness.ends.values()
-
-
-def test_abort_between_schedule_and_update():
-    harness = crowded()
-    harness.step()
-    plan = harness.schedule()
-    sampled = harness.execute(plan)
-    harness.take(harness.scheduler.abort("a"))
-    harness.take(harness.scheduler.update(plan, sampled))
-    harness.check_state()
-    harness.run().check_outputs(but=frozenset("a"))

@@ -3,16 +3,10 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 import twophase
 import twophase.cache.prefix_cache as prefix_cache
 from tests.scheduling.harness import Harness, make_request
-from tests.scheduling.test_policies import Learners
 from twophase.cache.prefix_cache import block_digest, tokens_to_bytes
-from twophase.scheduling.policy import Policy
-from twophase_features.policies.request_level import StaticPolicy
-from twophase_features.policies.whole_prompts import ContinuousPolicy
 
 MOVES = {"open", "reserve", "load", "grow", "truncate", "publish", "fork", "close"}  # of KVAllocator
 
@@ -23,78 +17,6 @@ def test_no_other_file_moves_blocks():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr in MOVES and ast.unparse(node.value).endswith("cache"):
                 assert path.name == "planner.py", f"{path}, line {node.lineno}: {ast.unparse(node)}"
-
-
-# Each time "a" runs and "b" waits. What keeps it out, and what has to happen so that it comes in.
-STAYS_OUT = {
-    "blocks": ({"num_blocks": 5}, make_request("b", 9, 2)),
-    "the watermark": ({"num_blocks": 8, "watermark": 0.5}, make_request("b", 9, 2)),
-    "places": ({"max_num_seqs": 1}, make_request("b", 1, 2)),
-    "places of all completions": ({"max_num_seqs": 2}, make_request("b", 1, 2, n=2)),
-    "the step's tokens": ({"policy": ContinuousPolicy()}, make_request("b", 8, 2)),
-    "whole prompts": ({"chunked": False}, make_request("b", 8, 2)),
-    "the policy's rule": ({"policy": StaticPolicy(1)}, make_request("b", 1, 2)),
-}
-
-
-@pytest.mark.parametrize("why", STAYS_OUT)
-def test_a_refusal_ends_with_its_reason(why):
-    options, late = STAYS_OUT[why]
-    harness = Harness(**{"budget": 8, "block_size": 4, "prefix_caching": False} | options)
-    harness.add(make_request("a", 8, 4))
-    harness.step()
-    harness.add(late)
-    while ("a", 0) not in harness.ends:
-        harness.step()
-        assert harness.scheduler.num_waiting == 1
-    harness.step()
-    assert harness.scheduler.num_waiting == 0
-    assert harness.log[-1][1] == "b"
-    harness.run().check_outputs()
-
-
-class Asking(Policy):
-    """Notes what a step says of each newcomer."""
-
-    def __init__(self) -> None:
-        self.said = []
-
-    def plan(self, step):
-        for sequence in step.waiting:
-            if not step.admit(sequence, 6):
-                self.said.append(sequence.request.request_id)
-        for sequence in step.running:
-            if not sequence.is_decoding and sequence.num_computed_tokens:
-                step.prefill(sequence)
-            elif sequence.is_decoding:
-                step.decode(sequence)
-
-
-def test_a_refusal_keeps_out_one_sequence_alone():
-    policy = Asking()
-    harness = Harness(policy=policy, budget=8, num_blocks=4, prefix_caching=False, max_num_seqs=3)
-    for request in (make_request("a", 6, 2), make_request("b", 12, 2), make_request("c", 1, 2, n=3)):
-        harness.add(request)
-    harness.add(make_request("d", 2, 1), make_request("e", 1, 1))
-    harness.schedule()
-    assert policy.said == ["b", "c", "e"]  # for want of blocks, of places, of tokens
-
-
-def test_one_that_does_not_fit_whole_may_be_tried_in_chunks():
-    def whole_if_possible(step):
-        for sequence in step.running:
-            (step.decode if sequence.is_decoding else step.prefill)(sequence)
-        for sequence in step.waiting:
-            if not (step.admit(sequence, whole=True) or step.admit(sequence)):
-                break
-
-    harness = Harness(policy=Learners(whole_if_possible), budget=8)
-    harness.add(make_request("a", 3, 9))
-    harness.step()
-    harness.add(make_request("b", 8, 2))
-    harness.step()
-    assert harness.log[1:] == [(1, "a", 1), (1, "b", 7)]
-    harness.run().check_outputs()
 
 
 def test_a_prompt_that_waits_is_hashed_once(monkeypatch):

@@ -196,31 +196,6 @@ def test_outputs_are_as_if_alone(num_histories, disturbed):
     assert min(events.values()) > num_histories // 3, f"the histories exercise too little: {events}"
 
 
-def heavy(num_requests: int) -> Harness:
-    """Six places, and blocks for one and a half of the longest sequences."""
-    options = {"block_size": 4, "num_blocks": 24, "max_num_seqs": 6, "budget": 10, "max_model_len": 64}
-    options |= {
-        "policy": PriorityPolicy(),
-        "reserve_growth": True,
-        "num_host_blocks": 12,
-        "max_drafts": 0,
-        "window": None,
-    }
-    return play(7, num_requests, disturbed=0.01, max_tokens=(40, 60), **options)
-
-
-def test_thousands_of_steps_under_heavy_pressure():
-    harness = heavy(700)
-    assert harness.step_no > 2000
-    assert len(harness.preempted) > 200
-
-
-@pytest.mark.full
-def test_ten_thousand_steps_under_heavy_pressure():
-    harness = heavy(1800)
-    assert harness.step_no > 10_000
-
-
 def test_this_test_can_fail():
     """The negative control: one slot overwritten behind the scheduler's back, and the oracle speaks up."""
     harness = Harness()

@@ -11,38 +11,27 @@ from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_server.openai_chat import max_new_tokens
 
 
-@pytest.mark.parametrize(
-    ("prompt_len", "max_tokens", "n", "max_model_len", "num_blocks"),
-    [
-        (6, 5, 2, 99, 5),  # the docstring's example
-        (1, 1, 1, 99, 1),
-        (4, 1, 1, 99, 1),  # the sampled token is never written
-        (4, 2, 1, 99, 2),
-        (4, 2, 3, 99, 4),  # one shared block, three of their own
-        (5, 1, 3, 99, 2),  # one token each: nothing is written after the fork
-        (4, 1000, 1, 17, 4),  # capped by the context
-        (4, 1000, 1, 18, 5),
-    ],
-)
-def test_worst_case_in_blocks_of_4(prompt_len, max_tokens, n, max_model_len, num_blocks):
-    config = SchedulerConfig(4, 8, max_model_len)
-    assert num_blocks_at_most(prompt_len, max_tokens, n, config, CacheManager(1, 4)) == num_blocks
+def check_worst_case(prompt_len, max_tokens, n, num_blocks=None, **options) -> None:
+    """A pool of just the worst case serves the request, and one of a block less refuses it."""
+    if num_blocks is None:
+        options = {"max_model_len": 32}
+        num_blocks = num_blocks_at_most(prompt_len, max_tokens, n, SchedulerConfig(4, 8, 32), CacheManager(1, 4))
+    request = make_request("a", prompt_len, max_tokens, n=n)
+    harness = Harness(num_blocks=num_blocks, **options)
+    harness.add(request)
+    harness.run().check_outputs()
+    assert harness.preempted == [], "what was counted is enough"
+    if num_blocks > 1:
+        message = rf"may need {num_blocks} KV blocks of 4 tokens .* the pool has {num_blocks - 1}; lower max_tokens"
+        with pytest.raises(InvalidRequestError, match=message):
+            Harness(num_blocks=num_blocks - 1, **options).add(request)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("prompt_len", [1, 3, 4, 5, 8])
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, 6, 40])
-def test_a_pool_of_just_the_worst_case_serves_and_one_block_less_is_refused(prompt_len, max_tokens, n):
-    num_blocks = num_blocks_at_most(prompt_len, max_tokens, n, SchedulerConfig(4, 8, 32), CacheManager(1, 4))
-    request = make_request("a", prompt_len, max_tokens, n=n)
-    harness = Harness(num_blocks=num_blocks, max_model_len=32)
-    harness.add(request)
-    harness.run().check_outputs()
-    assert harness.preempted == [], "what was counted is enough"
-    if num_blocks > 1:
-        message = f"may need {num_blocks} KV blocks of 4 tokens .* the pool has {num_blocks - 1}; lower max_tokens"
-        with pytest.raises(InvalidRequestError, match=message):
-            Harness(num_blocks=num_blocks - 1, max_model_len=32).add(request)
+def test_the_worst_case(prompt_len, max_tokens, n):
+    check_worst_case(prompt_len, max_tokens, n)
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -91,45 +80,30 @@ def test_budget_must_hold_a_decode_for_every_place():
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=3, max_model_len=16)
 
 
+LONG = {"max_model_len": 99}
 GROUPS = {"window": SlidingWindow(6), "sees_all": (True, False, False), "max_model_len": 64}
+WHOLE = GROUPS | {"chunked": False, "budget": 40}  # a prompt is written at once, in all groups
 
 
 @pytest.mark.parametrize(
-    ("prompt_len", "max_tokens", "n", "num_blocks"),
+    ("prompt_len", "max_tokens", "n", "num_blocks", "options"),
     [
-        (1, 1, 1, 3),  # one of each group
-        (30, 11, 1, 10 + 2 * 3),  # 40 slots where all keys are seen; windows of 6 lie in 3 blocks at most
-        (30, 11, 2, (7 + 2 * 3) + 2 * 2 * 3),  # the 7 full blocks of the prompt are shared where all keys are seen
-        (5, 4, 1, 2 + 2 * 2),
+        (6, 5, 2, 5, LONG),  # the docstring's example
+        (4, 1, 1, 1, LONG),  # the sampled token is never written
+        (4, 2, 1, 2, LONG),
+        (4, 2, 3, 4, LONG),  # one shared block, three of their own
+        (5, 1, 3, 2, LONG),  # one token each: nothing is written after the fork
+        (4, 1000, 1, 4, {"max_model_len": 17}),  # capped by the context
+        (4, 1000, 1, 5, {"max_model_len": 18}),
+        (1, 1, 1, 3, GROUPS),  # one of each group
+        (30, 11, 1, 10 + 2 * 3, GROUPS),  # 40 slots where all keys are seen; windows of 6 lie in 3 blocks at most
+        (30, 11, 2, (7 + 2 * 3) + 2 * 2 * 3, GROUPS),  # 7 full blocks of the prompt are shared where all keys are seen
+        (5, 4, 1, 2 + 2 * 2, GROUPS),
+        (30, 1, 1, 24, WHOLE),
     ],
 )
-def test_the_worst_case_of_groups_of_layers(prompt_len, max_tokens, n, num_blocks):
-    request = make_request("a", prompt_len, max_tokens, n=n)
-    harness = Harness(num_blocks=num_blocks, **GROUPS)
-    harness.add(request)
-    harness.run().check_outputs()
-    assert harness.preempted == [], "what was counted is enough"
-    with pytest.raises(InvalidRequestError, match=rf"may need {num_blocks} KV .* 3 groups of layers\), and the pool"):
-        Harness(num_blocks=num_blocks - 1, **GROUPS).add(request)
-
-
-def test_a_prompt_that_is_written_at_once_needs_its_blocks_in_all_groups():
-    request = make_request("a", 30, 1)
-    with pytest.raises(InvalidRequestError, match=r"may need 24 KV blocks"):
-        Harness(num_blocks=23, chunked=False, budget=40, **GROUPS).add(request)
-    harness = Harness(num_blocks=24, chunked=False, budget=40, **GROUPS)
-    harness.add(request)
-    harness.run().check_outputs()
-
-
-def test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow():
-    """The first has 2 groups' blocks and may need another pair; so may the second, behind the pair of its prompt."""
-    for num_blocks, both_at_once in ((8, True), (7, False)):
-        harness = Harness(num_blocks=num_blocks, window=SlidingWindow(9), sees_all=(True, False))
-        harness.add(make_request("a", 4, 3), make_request("b", 4, 3))
-        harness.run().check_outputs()
-        assert ((0, "b", 4) in harness.log) == both_at_once, num_blocks
-        assert not harness.preempted
+def test_the_worst_case_by_hand(prompt_len, max_tokens, n, num_blocks, options):
+    check_worst_case(prompt_len, max_tokens, n, num_blocks, **options)
 
 
 def test_a_prefill_leaves_the_others_what_they_reserved():

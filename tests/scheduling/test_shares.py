@@ -7,77 +7,11 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request
 from twophase.scheduling.sequence import Sequence
-from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.fair_shares import OUTPUT_WEIGHT, FairPolicy
 from twophase_features.policies.round_robin import RotatingPolicy
 
 
-def chunks_of(harness: Harness, name: str) -> list[tuple[int, int]]:
-    """(step, tokens) of each."""
-    return [(step, tokens) for step, who, tokens in harness.log if who == name]
-
-
 class TestRotating:
-    def play(self, policy, *requests, **options):
-        harness = Harness(policy=policy, **{"budget": 8, "prefix_caching": False} | options)
-        harness.add(*requests)
-        harness.run().check_outputs()
-        return harness
-
-    def test_the_convoy_both_ways(self):
-        """A prompt of 4 behind one of 40, 8 tokens a step: it waits for all of the long one, or for nothing."""
-        prompts = make_request("long", 40, 1), make_request("short", 4, 1)
-        first_come = self.play(ChunkedPrefillPolicy(8), *prompts)
-        by_turns = self.play(RotatingPolicy(4, max_tokens=8), *prompts)
-        assert chunks_of(first_come, "short") == [(5, 4)]
-        assert chunks_of(by_turns, "short") == [(0, 4)]
-        assert chunks_of(first_come, "long")[-1][0] == 4
-        assert chunks_of(by_turns, "long")[-1] == (9, 4), "alone, it still has one chunk in a turn"
-
-    def test_three_prompts_take_turns_of_two_a_step(self):
-        harness = self.play(RotatingPolicy(4), *(make_request(name, 12, 1) for name in "abc"))
-        turns = [(step, who) for step, who, _ in harness.log]
-        assert turns == [
-            (0, "a"), (0, "b"),
-            (1, "c"), (1, "a"),
-            (2, "b"), (2, "c"),
-            (3, "a"), (3, "b"),
-            (4, "c"),
-        ]  # fmt: skip
-
-    def test_a_newcomer_goes_behind_those_who_wait_for_their_turn(self):
-        harness = Harness(policy=RotatingPolicy(4), budget=4, prefix_caching=False)
-        harness.add(make_request("a", 12, 1), make_request("b", 12, 1))
-        harness.step()
-        harness.add(make_request("c", 4, 1))
-        harness.run().check_outputs()
-        assert [who for _, who, _ in harness.log] == ["a", "b", "a", "c", "b", "a", "b"]
-
-    def test_newcomers_take_their_turns_by_rank(self):
-        harness = Harness(policy=RotatingPolicy(4), budget=4, prefix_caching=False)
-        harness.add(make_request("a", 12, 1))
-        harness.step()
-        harness.add(make_request("late", 4, 1), make_request("urgent", 4, 1, priority=-1))
-        harness.run().check_outputs()
-        assert [who for _, who, _ in harness.log] == ["a", "a", "urgent", "late", "a"]
-
-    def test_one_that_does_not_fit_is_not_passed_over(self):
-        """b needs five blocks of the six, of which a has two; c, which would fit, waits behind it."""
-        harness = Harness(policy=RotatingPolicy(4), num_blocks=6, prefix_caching=False)
-        harness.add(make_request("a", 6, 3), make_request("b", 18, 1), make_request("c", 2, 1))
-        harness.run().check_outputs()
-        assert chunks_of(harness, "c")[0][0] >= chunks_of(harness, "b")[0][0]
-
-    def test_decodes_wait_for_no_prompt_and_steps_are_short(self):
-        harness = self.play(
-            RotatingPolicy(2, max_tokens=6), *(make_request(name, 9, 9) for name in "abcd"), budget=32
-        )  # the harness checks that all decodes go first
-        assert max(Counter(step for step, _, tokens in harness.log for _ in range(tokens)).values()) == 6
-
-    def test_without_chunks_a_turn_is_a_prompt(self):
-        harness = self.play(RotatingPolicy(4), make_request("a", 8, 1), make_request("b", 7, 1), chunked=False)
-        assert harness.log == [(0, "a", 8), (1, "b", 7)]
-
     def test_a_turn_that_was_dropped_is_no_turn(self):
         harness = Harness(policy=RotatingPolicy(4), budget=4, prefix_caching=False)
         harness.add(make_request("a", 8, 1), make_request("b", 8, 1))
@@ -136,25 +70,6 @@ class TestFair:
             num_both += 1
         assert num_both > 20
         assert min(self.served(harness, "busy", "calm")) > 2 * bound / 3, "it went on for long enough to tell"
-        harness.run().check_outputs()
-
-    def test_first_come_first_served_is_not_fair(self):
-        """The negative control: by arrival the calm tenant gets nothing until the busy one's requests are done."""
-        for policy, share in ((None, 0), (FairPolicy(), 4)):
-            harness = Harness(policy=policy, max_num_seqs=1, prefix_caching=False)
-            harness.add(*(make_request(f"x{i}", 4, 4, tenant="busy") for i in range(12)))
-            harness.add(*(make_request(f"y{i}", 4, 4, tenant="calm") for i in range(4)))
-            while len(harness.ends) < 8:
-                harness.step()
-            assert sum(name.startswith("y") for name, _ in harness.ends) == share
-
-    def test_what_one_leaves_is_the_others(self):
-        harness = Harness(policy=FairPolicy(), max_num_seqs=2, prefix_caching=False)
-        harness.add(*(make_request(f"x{i}", 4, 4, tenant="busy") for i in range(6)))
-        harness.add(make_request("y", 4, 4, tenant="calm"))
-        while harness.scheduler.has_unfinished:
-            num_unfinished = len(harness.scheduler.sequences)
-            assert len(harness.step().chunks) == min(2, num_unfinished)
         harness.run().check_outputs()
 
     def test_idleness_is_not_saved_up(self):
@@ -218,18 +133,3 @@ class TestFair:
         assert set(waiting) == {"c"}
         harness.run()
         assert waiting == {}
-
-    def test_within_a_tenant_priority_decides(self):
-        harness = Harness(policy=FairPolicy(), max_num_seqs=1, prefix_caching=False)
-        harness.add(make_request("late", 4, 1, tenant="a"), make_request("urgent", 4, 1, tenant="a", priority=-1))
-        harness.run()
-        assert [name for name, _ in harness.ends] == ["urgent", "late"]
-
-    def test_a_request_that_does_not_fit_is_not_passed_over(self):
-        """b's turn has come, its prompt does not fit beside a's; a's next one, which would, waits with it."""
-        harness = Harness(policy=FairPolicy(), num_blocks=6, prefix_caching=False)
-        harness.add(make_request("a0", 6, 9, tenant="a"))
-        harness.step()
-        harness.add(make_request("b0", 18, 1, tenant="b"), make_request("a1", 2, 1, tenant="a"))
-        harness.run().check_outputs()
-        assert next(name for name, _ in harness.ends) == "a0"

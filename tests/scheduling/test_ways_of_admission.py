@@ -89,28 +89,6 @@ def test_reserve_lets_in_what_fits_beside_the_worst_case_and_not_a_block_more(ca
     check_fit(case)
 
 
-def test_what_one_gives_back_another_may_have():
-    """Worst cases of 4, 3 and 3 blocks in a pool of 8: c comes in when b has ended, beside a."""
-    harness = Harness(num_blocks=8, prefix_caching=False, admission="reserve", budget=18)
-    harness.add(*(make_request(name, 6, most, ignore_eos=True) for name, most in (("a", 11), ("b", 4), ("c", 4))))
-    harness.run().check_outputs()
-    assert first_steps(harness) == {"a": 0, "b": 0, "c": 4}
-
-
-def test_what_is_shared_is_not_reserved_twice():
-    """b finds a's two full blocks: beside a's worst case it needs two blocks, not four."""
-    text = list(range(50, 59))
-    for num_blocks, together in ((6, True), (5, False)):
-        harness = Harness(num_blocks=num_blocks, admission="reserve", budget=16)
-        harness.add(make_request("a", text, 8))
-        harness.step()
-        harness.add(make_request("b", text, 8))
-        harness.step()
-        assert any(name == "b" for _, name, _ in harness.log) == together
-        with no_preemption():
-            harness.run().check_outputs()
-
-
 def estimate():
     return Harness(admission="estimate").scheduler.planner.admission
 

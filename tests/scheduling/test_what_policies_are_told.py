@@ -7,8 +7,7 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request, next_token
 from tests.scheduling.test_failures import crowded
-from twophase.scheduling.policy import Policy, PriorityPolicy, by_priority, decodes_first
-from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase.scheduling.policy import Policy, by_priority, decodes_first
 from twophase_features.policies.fair_shares import FairPolicy
 from twophase_features.policies.round_robin import RotatingPolicy
 
@@ -172,10 +171,6 @@ class TestOnePolicyForSeveralSchedulers:
             beside.step()
         assert beside.log == alone.log
         assert beside.scheduler.policy == policy, "with the same parameters"
-
-    def test_a_policy_without_counters_is_the_object_that_was_given(self):
-        for policy in (PriorityPolicy(), ChunkedPrefillPolicy(5), Told()):
-            assert Harness(policy=policy).scheduler.policy is policy
 
     def test_an_assigned_policy_starts_anew(self):
         policy = FairPolicy()
