@@ -1,11 +1,14 @@
-"""A plan that outgrows this engine: the same deployment as vLLM's command lines.
+"""A plan that outgrows this engine: the same deployment as vLLM's command line, or as a Kubernetes cluster's values.
 
-vLLM's options have the plan's names, for this project took them from there. Prefill and decode apart send K and V by
-vLLM's NixlConnector.
+vLLM's options have the plan's names, for this project took them from there. A cluster is described for vLLM's
+production stack, https://github.com/vllm-project/production-stack (chart `vllm-stack`): engines behind a router, from
+one file of values, whose schema the chart publishes. Prefill and decode apart send K and V by vLLM's NixlConnector.
 """
 
 import json
 import shlex
+
+import yaml
 
 from twophase.core.errors import ConfigError
 from twophase_tools.capacity.config import PlanConfig
@@ -13,6 +16,7 @@ from twophase_tools.capacity.engine_section import OPENED_AS
 from twophase_tools.capacity.plan import CROWDED, Plan
 
 KV_DTYPES = ("auto", "bfloat16", "float16", "fp8_e4m3")  # of a plan's, those that vLLM has by the same name
+IMAGE, IMAGE_TAG = "vllm/vllm-openai", "v0.32.0"  # whose options these are
 NIXL = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
 
 
@@ -59,6 +63,43 @@ def vllm_commands(plan: Plan) -> str:
             command += [f"--{option}", value]
         lines.append(shlex.join(command))
     return "\n".join(lines)
+
+
+def production_stack_values(plan: Plan) -> str:
+    """The values of the chart `vllm-stack`, as YAML: a kind of engine for each of the plan's, behind a router.
+
+    Raises:
+        ConfigError: As `vllm_commands`; or the plan has pools, which the chart connects in a way of its own.
+    """
+    if plan.config.pools is not None:
+        raise ConfigError(
+            f"{plan.config.name}: the chart sends K and V between pools by LMCache, of which a plan knows nothing. "
+            "Use --for vllm, or plan one kind of engine."
+        )
+    [(_, config, number, _)] = _engines(plan)
+    arguments = vllm_arguments(config)
+    known = {  # the chart's names, some of them numbers
+        "dtype": arguments.pop("dtype"),
+        "tensorParallelSize": int(arguments.pop("tensor-parallel-size")),
+        "gpuMemoryUtilization": float(arguments.pop("gpu-memory-utilization")),
+        "maxModelLen": int(arguments.pop("max-model-len")),
+        "maxNumSeqs": int(arguments.pop("max-num-seqs")),
+    }
+    extra = [word for option, value in arguments.items() for word in (f"--{option}", value)]
+    model = {
+        "name": config.model.rsplit("/", 1)[-1].lower().replace("_", "-").replace(".", "-"),
+        "repository": IMAGE,
+        "tag": IMAGE_TAG,
+        "modelURL": OPENED_AS.get(config.model, config.model),
+        "replicaCount": number,
+        "requestCPU": 4 * config.tensor_parallel_size,
+        "requestMemory": f"{max(16, round(config.shape.weight_bytes / 2**30) + 8)}Gi",
+        "requestGPU": config.tensor_parallel_size,
+        "vllmConfig": {"enablePrefixCaching": True, **known, "extraArgs": extra},
+    }
+    values = {"servingEngineSpec": {"modelSpec": [model]}, "routerSpec": {"routingLogic": "roundrobin"}}
+    note = f"# {config.name}: helm install vllm vllm/vllm-stack -f FILE. Weights come from the hub: give hf_token.\n"
+    return note + yaml.safe_dump(values, sort_keys=False, width=10_000)
 
 
 def _engines(plan: Plan) -> list[tuple[str, PlanConfig, int, dict[str, str]]]:

@@ -24,8 +24,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--for",
         dest="target",
-        choices=("vllm",),
-        help="print vLLM's command lines instead of the plan",
+        choices=("vllm", "kubernetes"),
+        help="print vLLM's command lines, or the values of its production stack's chart, instead of the plan",
     )
     add_json(parser)
     parser.set_defaults(run=run)
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from twophase.core.errors import ConfigError
     from twophase_tools.capacity.config import EXAMPLE, read_config
-    from twophase_tools.capacity.elsewhere import vllm_commands
+    from twophase_tools.capacity.elsewhere import production_stack_values, vllm_commands
     from twophase_tools.capacity.engine_section import write_engine
     from twophase_tools.capacity.plan import Plan
     from twophase_tools.capacity.report import to_dict, to_text
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.write:
         write_engine(args.config, plan)
     if args.target is not None:
-        print(vllm_commands(plan))
+        print(vllm_commands(plan) if args.target == "vllm" else production_stack_values(plan))
         return 0
     print(json.dumps(to_dict(plan), indent=2, allow_nan=False) if args.json else to_text(plan))
     return 0

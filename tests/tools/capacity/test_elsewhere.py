@@ -1,4 +1,4 @@
-"""A plan as vLLM's command lines."""
+"""A plan as vLLM's command lines, and as the values of a Kubernetes chart."""
 
 import json
 import shlex
@@ -6,10 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.tools.capacity.plans import plan
 from twophase.core.errors import ConfigError
-from twophase_tools.capacity.elsewhere import vllm_commands
+from twophase_tools.capacity.elsewhere import production_stack_values, vllm_commands
 from twophase_tools.cli.main import main
 
 POOLS = {"prefill": {"hardware": "h100"}, "decode": {"hardware": "h200"}, "link_bytes_per_s": 50e9}
@@ -54,14 +55,16 @@ def test_pools_send_their_pages():
     assert first.endswith("H100 SXM")
 
 
-def test_as_many_engines_as_the_rate_needs():
-    def number(rate):
-        asked = plan(workload={"rate": rate, "prompt_tokens": 1000, "output_tokens": 250})
-        return int(vllm_commands(asked).split()[2]), asked.saturated.requests_per_s
-
-    many, served = number(100)
-    assert number(1)[0] == 1
-    assert (many - 1) * 0.8 * served < 100 <= many * 0.8 * served
+def test_as_many_replicas_as_the_rate_needs():
+    few, many = (yaml.safe_load(production_stack_values(plan(workload=w))) for w in (
+        {"rate": 1, "prompt_tokens": 1000, "output_tokens": 250}, {"rate": 100, "prompt_tokens": 1000, "output_tokens": 250}
+    ))  # fmt: skip
+    few, many = (each["servingEngineSpec"]["modelSpec"][0] for each in (few, many))
+    assert few["replicaCount"] == 1
+    plan_of_one = plan(workload={"rate": 100, "prompt_tokens": 1000, "output_tokens": 250})
+    served = plan_of_one.saturated.requests_per_s
+    assert (many["replicaCount"] - 1) * 0.8 * served < 100 <= many["replicaCount"] * 0.8 * served
+    assert many["vllmConfig"]["extraArgs"][:2] == ["--kv-cache-dtype", "auto"]
 
 
 @pytest.mark.parametrize(
@@ -77,12 +80,19 @@ def test_what_vllm_has_not(changes, message):
         vllm_commands(plan(**changes))
 
 
+def test_pools_are_not_the_charts():
+    with pytest.raises(ConfigError, match="LMCache"):
+        production_stack_values(plan(pools=POOLS))
+
+
 def test_the_command_line(tmp_path, capsys):
     assert main(["plan", "--example"]) == 0
     path = tmp_path / "plan.yaml"
     path.write_text(capsys.readouterr().out)
     assert main(["plan", str(path), "--for", "vllm"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("vllm serve meta-llama/Meta-Llama-3-8B --dtype bfloat16")
+    assert main(["plan", str(path), "--for", "kubernetes"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["servingEngineSpec"]["modelSpec"][0]["requestGPU"] == 1
 
 
 @pytest.mark.skipif(not VLLM.exists(), reason="not run here: `make vllm` installs vLLM")
