@@ -8,8 +8,7 @@ from tests.tools.simulate.runs import make_scheduler, request
 from twophase.core.errors import ConfigError
 from twophase_tools.simulate.autoscale import Scaler, ScalingPolicy
 from twophase_tools.simulate.cost_model import LinearCostModel
-from twophase_tools.simulate.fleet import Fleet, run_fleet
-from twophase_tools.simulate.fleet_report import FleetReport
+from twophase_tools.simulate.fleet import Fleet
 from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.routers import LeastOutstanding
 from twophase_tools.simulate.simulator import Replica
@@ -121,39 +120,11 @@ def nothing() -> Replica:
     raise AssertionError("no engine is wanted")
 
 
-def surge():
-    """A request each 10 s, and for 160 s in between one a second; each of 20 steps."""
-    times = [*range(0, 100, 10), *range(100, 260), *range(260, 900, 10)]
-    return [request(f"r{i}", time_s, 4, 20) for i, time_s in enumerate(times)]
-
-
 class PerEngine(ScalingPolicy):
     """Three unfinished requests for each engine."""
 
     def num_wanted(self, state):
         return math.ceil(state.num_outstanding / 3)
-
-
-def run_surge(count, policy=None):
-    def make():
-        return Replica(make_scheduler(max_num_seqs=4, num_blocks=24), SECOND, Recorder())
-
-    scaler = None if policy is None else Scaler(policy, make, most=8, startup_s=20, period_s=10, down_after_s=60)
-    fleet = run_fleet(surge(), [make() for _ in range(count)], LeastOutstanding(), scaler)
-    report = FleetReport(fleet)
-    assert report.total.num_completed == len(surge())
-    return report.total.latencies.latency.mean, report
-
-
-def test_a_surge_is_met_and_paid_for_only_while_it_lasts():
-    """Against one engine, far shorter waits; against as many as the peak needs all the time, far fewer
-    engine-seconds."""
-    (alone_s, _), (always_s, always), (scaled_s, report) = run_surge(1), run_surge(8), run_surge(1, PerEngine())
-    assert always_s < scaled_s < 0.25 * alone_s
-    assert report.engine_s < 0.6 * always.engine_s
-    states = report.fleet.states
-    assert max(seen.num_ready for seen, _ in states) > 3
-    assert states[-1][0].num_ready == 1
 
 
 @pytest.mark.parametrize(
