@@ -21,7 +21,7 @@ from tests.engine.random_schemas import random_schema
 from tests.engine.tokenizers_for_tests import KINDS, byte_level
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
-from tests.tools.cli.conftest import child_environment
+from tests.tools.conftest import child_environment
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
 from twophase.engine import engine as engine_module
