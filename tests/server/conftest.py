@@ -1,6 +1,7 @@
 """A tiny model with a chat template, served on a free port, and OpenAI's own client to ask it."""
 
 import contextlib
+import json
 import logging
 import threading
 
@@ -123,3 +124,27 @@ def ids_of(messages):
     """Token ids of a conversation, by the template as it is written above."""
     text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
     return {"prompt_token_ids": byte_level().encode(text)}
+
+
+def check_refused(http, path, body, param, words):
+    """A 400 in OpenAI's form, which names the field at fault (None where no single one is) and says the rule."""
+    answer = http.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert words in error["message"]
+    assert error["param"] == param
+
+
+def joined(chunks):
+    """Of each choice of a stream: its text, and its finish reason."""
+    texts, reasons = {}, {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            piece = choice.text if hasattr(choice, "text") else choice.delta.content
+            texts[choice.index] = texts.get(choice.index, "") + (piece or "")
+            if choice.finish_reason is not None:
+                assert choice.index not in reasons
+                reasons[choice.index] = choice.finish_reason
+    return [(texts[index], reasons[index]) for index in sorted(texts)]

@@ -68,16 +68,6 @@ def test_a_certificate_that_cannot_be_used(certificate, tmp_path):
         ServerSettings(ssl_keyfile=certificate[1])
 
 
-@pytest.mark.parametrize(
-    ("path", "reason"), [("/v1/embeddings", "has no embeddings"), ("/v1/moderations", "judges none")]
-)
-def test_paths_that_are_refused(http, path, reason):
-    answer = http.post(path, json={"model": MODEL, "input": "hi"})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["type"]) == (404, "unsupported_endpoint", "invalid_request_error")
-    assert reason in error["message"]
-
-
 def test_tokens_by_default(chat_folder):
     with serving(chat_folder, default_max_tokens=5) as server, httpx.Client(base_url=server.url) as http:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.server.conftest import ids_of
+from tests.server.conftest import ids_of, joined
 from twophase import SamplingParams, StructuredOutputs
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What does the fox say?"}]
@@ -55,18 +55,6 @@ def ask(client, chat_folder):
     return ask
 
 
-def joined(chunks):
-    """Of each choice: its text, and its finish reason."""
-    texts, reasons = {}, {}
-    for chunk in chunks:
-        for choice in chunk.choices:
-            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
-            if choice.finish_reason is not None:
-                assert choice.index not in reasons
-                reasons[choice.index] = choice.finish_reason
-    return [(texts[index], reasons[index]) for index in sorted(texts)]
-
-
 @pytest.mark.parametrize("name", ASKED)
 def test_an_answer_is_that_of_the_engine(ask, oracle, name):
     options, params = ASKED[name]
@@ -80,20 +68,6 @@ def test_an_answer_is_that_of_the_engine(ask, oracle, name):
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (len(output.prompt_token_ids), num_new)
     assert found.usage.total_tokens == len(output.prompt_token_ids) + num_new
     assert {choice.message.role for choice in found.choices} == {"assistant"}
-
-
-@pytest.mark.parametrize("name", ASKED)
-def test_a_stream_joins_to_the_answer(ask, oracle, name):
-    options, params = ASKED[name]
-    output = expected(oracle, params)
-    chunks = list(ask(**options, stream=True, stream_options={"include_usage": True}))
-    assert joined(chunks) == [(completion.text, completion.finish_reason) for completion in output.outputs]
-    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
-    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
-    *others, last = chunks
-    assert last.choices == []
-    assert last.usage.completion_tokens == sum(len(completion.token_ids) for completion in output.outputs)
-    assert all(chunk.usage is None for chunk in others)
 
 
 def test_to_the_end_of_the_context_by_default(ask):
@@ -112,10 +86,6 @@ def test_to_the_end_of_the_pool_by_default(ask):
     num_new = found.usage.completion_tokens // 8
     num_left = 192 - found.usage.prompt_tokens // 4
     assert num_left // 8 * 4 - 4 <= num_new <= num_left // 8 * 4 + 4
-
-
-def test_no_usage_that_nobody_asked_for(ask):
-    assert all(chunk.choices and chunk.usage is None for chunk in ask(max_tokens=2, stream=True))
 
 
 def test_any_json_object(ask):
@@ -156,11 +126,6 @@ def test_logprobs(ask, oracle, streams):
     )
 
 
-def test_no_logprobs_that_nobody_asked_for(ask):
-    assert ask(max_tokens=2).choices[0].logprobs is None
-    assert ask(max_tokens=2, logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
-
-
 def test_messages_in_parts_and_a_developer(ask, oracle):
     parts = [{"type": "text", "text": "What does "}, {"type": "text", "text": "the fox say?"}]
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
@@ -182,9 +147,28 @@ def test_fields_that_ask_for_nothing_may_be_there(ask):
     nothing |= {"store": True, "metadata": {"a": "b"}, "prediction": {"type": "content", "content": "x"}}
     nothing |= {"reasoning_effort": "low", "verbosity": "high", "safety_identifier": "a"}
     nothing |= {"prompt_cache_key": "a", "prompt_cache_retention": "24h"}
-    messages = [{"role": "user", "content": "What does the fox say?"}]
-    bare, full = (
-        ask(messages, seed=3, max_tokens=4),
-        ask([messages[0] | {"name": "bob"}], seed=3, max_tokens=4, **nothing),
-    )
+    message = {"role": "user", "content": "What does the fox say?"}
+    bare = ask([message], seed=3, max_tokens=4)
+    full = ask([message | {"name": "bob"}], seed=3, max_tokens=4, **nothing)
     assert (full.choices, full.usage.prompt_tokens) == (bare.choices, bare.usage.prompt_tokens)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_an_answer_and_its_stream_are_those_of_the_engine(ask, oracle, name):
+    options, params = ASKED[name]
+    output = expected(oracle, params)
+    wanted = [(completion.text, completion.finish_reason) for completion in output.outputs]
+    num_prompt, num_new = len(output.prompt_token_ids), sum(len(each.token_ids) for each in output.outputs)
+    found = ask(**options)
+    assert [(choice.message.content, choice.finish_reason) for choice in found.choices] == wanted
+    assert [choice.index for choice in found.choices] == list(range(params.get("n", 1)))
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (num_prompt, num_new)
+    assert found.usage.total_tokens == num_prompt + num_new
+    assert {choice.message.role for choice in found.choices} == {"assistant"}
+    chunks = list(ask(**options, stream=True, stream_options={"include_usage": True}))
+    assert joined(chunks) == wanted
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    *others, last = chunks
+    assert (last.choices, last.usage.completion_tokens) == ([], num_new)
+    assert all(chunk.usage is None for chunk in others)

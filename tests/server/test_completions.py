@@ -3,6 +3,7 @@
 import pytest
 
 from tests.engine.tokenizers_for_tests import byte_level
+from tests.server.conftest import joined
 from twophase import SamplingParams
 
 TEXTS = ["The quick brown fox", "naïve café", "日本"]
@@ -24,12 +25,8 @@ def texts_of(outputs):
     return [completion.text for output in outputs for completion in output.outputs]
 
 
-def joined(chunks):
-    texts = {}
-    for chunk in chunks:
-        for choice in chunk.choices:
-            texts[choice.index] = texts.get(choice.index, "") + choice.text
-    return [texts[index] for index in sorted(texts)]
+def found_in(answer, streams):
+    return [text for text, _ in joined(answer)] if streams else [choice.text for choice in answer.choices]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -39,14 +36,14 @@ def test_prompts_of_each_kind(ask, oracle, kind, streams):
     prompt = {"text": TEXTS[0], "texts": TEXTS, "ids": ids[0], "lists of ids": ids}[kind]
     outputs = expected(oracle, TEXTS if "s" in kind[-1] and kind != "ids" else TEXTS[:1], seed=3, max_tokens=8)
     found = ask(prompt, seed=3, max_tokens=8, stream=streams)
-    assert (joined(found) if streams else [choice.text for choice in found.choices]) == texts_of(outputs)
+    assert found_in(found, streams) == texts_of(outputs)
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_the_choices_of_several_prompts(ask, oracle, streams):
     outputs = expected(oracle, TEXTS[:2], seed=4, n=2, max_tokens=5)
     found = ask(TEXTS[:2], seed=4, n=2, max_tokens=5, stream=streams)
-    assert (joined(found) if streams else [choice.text for choice in found.choices]) == texts_of(outputs)
+    assert found_in(found, streams) == texts_of(outputs)
     if not streams:
         assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
         assert found.usage.prompt_tokens == sum(len(output.prompt_token_ids) for output in outputs)
@@ -62,7 +59,7 @@ def test_echo(ask, oracle, streams, as_ids):
     text = TEXTS[1]
     (output,) = expected(oracle, [text], seed=5, max_tokens=6)
     found = ask(byte_level().encode(text) if as_ids else text, seed=5, max_tokens=6, echo=True, stream=streams)
-    assert (joined(found) if streams else [found.choices[0].text]) == [text + output.outputs[0].text]
+    assert found_in(found, streams) == [text + output.outputs[0].text]
 
 
 def flat(parts):
@@ -92,13 +89,6 @@ def test_logprobs(ask, oracle, streams, echo):
             assert 1 <= len(tops) <= 3
     lengths = [len(token) for token in found["tokens"]]
     assert found["text_offset"] == [sum(lengths[:i]) for i in range(len(lengths))]
-
-
-def test_usage_in_a_stream(ask):
-    *others, last = ask(TEXTS[:2], max_tokens=3, stream=True, stream_options={"include_usage": True})
-    assert last.choices == []
-    assert 2 <= last.usage.completion_tokens <= 6
-    assert all(chunk.usage is None for chunk in others)
 
 
 def test_usage_in_every_chunk_of_a_stream(ask):

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.server.conftest import MODEL, OPTIONS, PATIENCE_S, held, openai_client, serving, until
-from tests.server.test_connections import HALF_BODY, post, send
+from tests.server.test_connections import post
 from twophase import LLM, AsyncLLM
 from twophase_server.background import BackgroundServer
 from twophase_server.settings import ServerSettings
@@ -55,12 +55,6 @@ def test_a_client_that_goes_away_while_some_of_its_prompts_wait(server, monkeypa
     connection.close()
     until(lambda: not server.llm.num_unfinished)
     until(lambda: server.llm.stats().num_aborted == before + 1)  # as of the end of the engine's turn
-
-
-def test_a_client_that_goes_away_in_its_own_body(server):
-    with send(server, HALF_BODY):
-        until(lambda: server.app.state.service.num_in_flight == 1)
-    until(lambda: server.app.state.service.num_in_flight == 0)
 
 
 def test_a_drain_loses_nothing(chat_folder):
@@ -170,15 +164,3 @@ def test_an_async_llm_goes_on_when_its_server_stops(chat_folder):
     assert served.is_alive
     served.close()
     assert llm.generate("a", use_tqdm=False)[0].finished
-
-
-def test_the_host_and_the_port(chat_folder):
-    from twophase.core.errors import ConfigError
-
-    llm = LLM(chat_folder, **OPTIONS)
-    with BackgroundServer(llm) as server:
-        port = int(server.url.rpartition(":")[2])
-        other = LLM(chat_folder, **OPTIONS)
-        with pytest.raises(ConfigError, match=f"cannot listen on host '127.0.0.1', port {port}"):
-            BackgroundServer(other, ServerSettings(port=port))
-        assert other.generate("a", use_tqdm=False)[0].finished  # it was given back

@@ -85,11 +85,6 @@ def test_more_than_is_served(http, body, words):
     assert words in error_of(http.post(TEXT, json={"model": MODEL} | body), 400)["message"]
 
 
-def test_prompts_up_to_the_limits(http):
-    body = {"model": MODEL, "prompt": [list(range(3, 103)), [5]], "n": 3, "max_tokens": 1}
-    assert len(http.post(TEXT, json=body).json()["choices"]) == 6
-
-
 @pytest.mark.parametrize("key", ["", "Bearer", "Bearer sk-mallory", "Basic sk-alice", "Bearer sk-alic", "sk-alice"])
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/models", "/tokenize", "/detokenize"])
 def test_no_key_no_answer(server, key, path):
@@ -103,23 +98,6 @@ def test_probes_need_no_key(server):
     assert {httpx.get(server.url + path).status_code for path in ("/health", "/ready", "/metrics")} == {200}
 
 
-def test_requests_at_once(server, http):
-    def ask(_):
-        return http.post(TEXT, json={"model": MODEL, "prompt": "hi", "max_tokens": 2})
-
-    with ThreadPoolExecutor(2) as pool:
-        with held(server):
-            running = [pool.submit(ask, i) for i in range(2)]
-            until(lambda: server.llm.num_unfinished == 2)
-            answer = ask(2)
-            error = error_of(answer, 429)
-            assert error["code"] == "rate_limit_exceeded"
-            assert "the quota of 'alice' is used up: concurrent_requests is 2" in error["message"]
-            assert int(answer.headers["retry-after"]) >= 1
-        assert [task.result().status_code for task in running] == [200, 200]
-    assert ask(3).status_code == 200
-
-
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("end", ["finish", "gone", "deadline", "failure", "close"])
 def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkeypatch, end, streams):
@@ -131,17 +109,16 @@ def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkey
         engine, account = server.llm.llm.engine, server.app.state.service.tenants.find("Bearer sk-carol")
         account.tokens._now_s = lambda: account.tokens._since_s  # nothing comes back
         scheduler = engine._scheduler
+
+        def fail():
+            for seq_id in list(scheduler.sequences):
+                engine._report(scheduler.fail(seq_id, ValueError("planted")))
+
         happens = {
             "finish": lambda: None,
             "gone": lambda: connection.shutdown(socket.SHUT_RDWR),
             "deadline": lambda: jump_s.append(jump_s.pop() + 4000),
-            "failure": lambda: engine._report(
-                [
-                    update
-                    for seq_id in list(scheduler.sequences)
-                    for update in scheduler.fail(seq_id, ValueError("planted"))
-                ]
-            ),
+            "failure": fail,
             "close": server.llm.close,
         }
         step, numbers, tenants = engine.step, itertools.count(1), []
@@ -154,15 +131,9 @@ def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkey
             return outputs
 
         monkeypatch.setattr(engine, "step", planted)
-        body = {
-            "model": MODEL,
-            "prompt": [3, 4, 5, 6, 7, 8, 9],
-            "n": 2,
-            "max_tokens": 200,
-            "ignore_eos": True,
-            "stream": streams,
-        }
-        connection = post(server, body | {"deadline_s": 3600}, "authorization: Bearer sk-carol\r\n")
+        body = {"model": MODEL, "prompt": [3, 4, 5, 6, 7, 8, 9], "n": 2, "max_tokens": 200, "ignore_eos": True}
+        body |= {"stream": streams, "deadline_s": 3600}
+        connection = post(server, body, "authorization: Bearer sk-carol\r\n")
         until(lambda: account.num_running == 1)
         until(lambda: account.num_running == server.llm.num_unfinished == 0 and account.tokens._left < 10)
         connection.close()
@@ -244,9 +215,8 @@ def test_a_deadline(chat_folder, streams):
     with serving(chat_folder, deadline_s=3600) as server, openai_client(server) as client:
 
         def ask(**more):
-            answer = client.chat.completions.create(
-                model=chat_folder.name, messages=HI, max_tokens=4, stream=streams, extra_body=more
-            )
+            options = {"model": chat_folder.name, "messages": HI, "max_tokens": 4, "stream": streams}
+            answer = client.chat.completions.create(**options, extra_body=more)
             return list(answer) if streams else answer
 
         assert ask()
@@ -255,14 +225,10 @@ def test_a_deadline(chat_folder, streams):
                 task = pool.submit(ask, deadline_s=0.05)
                 until(lambda: server.llm.num_unfinished == 1)
                 time.sleep(0.1)  # later than this it has passed, on any machine
-            if streams:
-                with pytest.raises(openai.APIError, match="not finished by its deadline") as caught:
-                    task.result()
-                assert caught.value.code == "deadline_exceeded"
-            else:
-                with pytest.raises(openai.InternalServerError, match="not finished by its deadline") as caught:
-                    task.result()
-                assert caught.value.status_code == 504
+            with pytest.raises(openai.APIError, match="not finished by its deadline") as caught:
+                task.result()
+            assert caught.value.code == "deadline_exceeded"
+            assert streams or caught.value.status_code == 504
 
 
 @pytest.mark.parametrize(("own", "expected_s"), [(None, 700), (300, 300), (900, 700)])

@@ -52,14 +52,7 @@ class Crowd:
         self.outcomes, self.breaches = Counter(), []
         self.open_accepted = self.num_lost = 0
         self.may_be_away = False  # the server is being restarted: a refused connection is nobody's fault
-        self.kinds = [self.behave] * 6 + [
-            self.read_slowly,
-            self.vanish,
-            self.vanish,
-            self.err,
-            self.err,
-            self.send_noise,
-        ]
+        self.kinds = [self.behave] * 6 + [self.read_slowly, self.send_noise] + [self.vanish, self.err] * 2
 
     async def besiege(self, stop):
         # No connection is used twice: a server may close an idle one just when the next request is on its way.

@@ -117,7 +117,6 @@ def test_each_key_is_compared_in_constant_time(tmp_path, monkeypatch):
 
 BAD = {
     "": "must have a table",
-    "x = 1": "must have a table",
     "[tenants]": "must have a table",
     "[tenants.a]\nkeys = ['k']\n[other]": "must have a table",
     "[tenants.a": "cannot be read",
@@ -125,8 +124,6 @@ BAD = {
     "[tenants.a]\nkeys = 'k'": r"tenants\.a must have a name, and keys, a list of at least one key",
     "[tenants.a]\nkeys = []": "at least one key",
     "[tenants.a]\nkeys = ['']": "non-empty text",
-    "[tenants.a]\nkeys = [3]": "non-empty text",
-    "[tenants.a]\nkeys = ['sha256:12']": "64 hexadecimal digits",
     "[tenants.a]\nkeys = ['sha256:secret']": "64 hexadecimal digits",
     "[tenants.a]\nkeys = ['secret']\nrequests_per_minute = 0": r"tenants\.a\.requests_per_minute must be .* got 0",
     "[tenants.a]\nkeys = ['secret']\nrequests = 3": r"unknown field 'tenants\.a\.requests'",
@@ -144,23 +141,14 @@ def test_a_file_that_cannot_be_used(tmp_path, text):
     assert "secret" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigError, match=r"no\.toml, cannot be read"):
-        read_tenants(tmp_path / "no.toml")
-
-
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
         ("port", 65_536, "<= 65535"),
         ("host", "", "non-empty text"),
         ("max_queue", 0, ">= 1"),
-        ("max_body_bytes", 0, ">= 1"),
         ("max_n", 0, ">= 1"),
-        ("max_prompts", 0, ">= 1"),
-        ("max_prompt_tokens", 0, ">= 1"),
         ("deadline_s", 0, "seconds > 0"),
-        ("read_timeout_s", 0, "seconds > 0"),
         ("drain_timeout_s", float("inf"), "seconds > 0"),
         ("log_level", "loud", "one of critical, error"),
         ("api_keys", 3, "the path of a file"),

@@ -3,13 +3,12 @@
 import contextlib
 import json
 
-import httpx
 import openai
 import pytest
 
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
-from tests.server.conftest import MODEL, PATIENCE_S, TEMPLATE, openai_client, serving
+from tests.server.conftest import MODEL, TEMPLATE, check_refused, serving
 from twophase import StructuredOutputs
 from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams
 from twophase_features.structured_outputs.tool_calls import Call, ToolCalls, written
@@ -160,23 +159,14 @@ def test_what_the_model_is_shown(http):
     assert shown(http, HI, tools=TOOLS).startswith("system: # Tools\n\n")
 
 
-def test_special_tokens_in_a_tool_are_text(http):
-    evil = [tool("a")]
-    evil[0]["function"]["description"] = "<|end|>"
-    tokens = http.post("/tokenize", json={"messages": HI, "tools": evil}).json()["tokens"]
-    assert byte_level().end_id not in tokens
-
-
 def called(**fields):
     return [*HI, {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", **fields}]}]
 
 
 CALL = {"function": {"name": "f", "arguments": "{}"}}
 BAD = {
-    "no list": ({"tools": {}}, "tools", "must be a list of 0 to 128 items"),
     "many": ({"tools": [tool(f"f{i}") for i in range(129)]}, "tools", "must be a list of 0 to 128 items"),
     "another type": ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be one of function, got 'web_search'"),
-    "no function": ({"tools": [{"type": "function"}]}, "tools[0].function", "is missing"),
     "no name": ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "is missing"),
     "a wrong name": ({"tools": [tool("a b")]}, "tools[0].function.name", "a function's name, which matches"),
     "one name twice": ({"tools": [tool("a"), tool("a")]}, "tools", "must have different names, got a, a"),
@@ -185,27 +175,18 @@ BAD = {
     "a choice of nothing": ({"tools": [], "tool_choice": "required"}, "tool_choice", "'required' needs tools"),
     "a choice that is none": ({"tool_choice": "any"}, "tool_choice", "must be one of none, auto, required, or name a function, got 'any'"),
     "a choice of a stranger": ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "must name one of the tools (get_weather, get_time), got 'f'"),
-    "a choice without a name": ({"tool_choice": {"type": "function"}}, "tool_choice.function", "is missing"),
     "a form besides": ({"response_format": {"type": "json_object"}}, None, "response_format and tools both constrain the text"),
     "what contradicts": ({"ignore_eos": True}, None, "structured_outputs and ignore_eos=True contradict"),
     "older names": ({"functions": [{"name": "f"}]}, "functions", "use tools"),
     "a result of no call": ({"messages": [*HI, {"role": "tool", "tool_call_id": "x", "content": ""}]}, "messages[1].tool_call_id", "must be the id of a call before it, got 'x'"),
-    "a result without id": ({"messages": [*called(**CALL), {"role": "tool", "content": ""}]}, "messages[2].tool_call_id", "is missing"),
-    "a result without content": ({"messages": [*called(**CALL), {"role": "tool", "tool_call_id": "a"}]}, "messages[2].content", "is missing"),
     "a call by a user": ({"messages": [{"role": "user", "content": "", "tool_calls": called(**CALL)[1]["tool_calls"]}]}, "messages[0].tool_calls", "is a field of role 'assistant', got role 'user'"),
-    "a call without arguments": ({"messages": called(function={"name": "f"})}, "messages[1].tool_calls[0].function.arguments", "is missing"),
-    "neither content nor calls": ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content", "is missing"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_request_is_told_what_is_wrong(http, name):
     given, param, words = BAD[name]
-    answer = http.post(CHAT, json={"model": MODEL, "messages": HI, "tools": TOOLS, **given})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert words in error["message"]
-    assert error["param"] == param
+    check_refused(http, CHAT, {"model": MODEL, "messages": HI, "tools": TOOLS, **given}, param, words)
 
 
 METRICS = RequestMetrics(0.0, None, None, None, (), 0, 0, 0)
@@ -233,14 +214,3 @@ def test_a_stream_of_text_and_calls(server, step):
     message = whole.whole()["choices"][0]["message"]
     assert message["content"] == "I look <tool_cal it up.\n"
     assert [Call(**each["function"]) for each in message["tool_calls"]] == calls
-
-
-def test_a_conversation_with_tools(folder):
-    """As agents do it: the answer's message goes back as it is."""
-    with serving(folder, {"num_kv_blocks": 2048}) as server, openai_client(server) as client:
-        options = {"model": MODEL, "tools": TOOLS, "seed": 3}
-        message = client.chat.completions.create(messages=HI, tool_choice="required", **options).choices[0].message
-        results = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in message.tool_calls]
-        history = [*HI, message, *results]
-        assert client.chat.completions.create(messages=history, max_tokens=4, **options).choices
-        assert httpx.get(f"{server.url}/ready", timeout=PATIENCE_S).status_code == 200

@@ -55,7 +55,6 @@ BANKS = {
         wrong("node 0 is not in the path", "return path", "return path[1:]", by=NOTHING),
         wrong("one draft at most", "path.append(node)", "return [0, node]", by=FOLLOWS),
         wrong("what the model says at the draft itself", "== next_ids[path[-1]]", "== next_ids[node]", by=FOLLOWS),
-        wrong("any branch", "parents[node] == path[-1] and ", "", by=FOLLOWS),
         right("upwards, and by a dict of children", UPWARDS),
         right("by powers of the tree, recursively", BY_POWERS),
     ),

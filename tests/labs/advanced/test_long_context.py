@@ -11,13 +11,6 @@ def test_bytes_grow_with_the_length_and_attention_with_its_square():
     assert 3 < double.prefill_s / one.prefill_s < 4
 
 
-def test_a_step_reads_the_weights_and_all_of_k_and_v():
-    plain, long = context(1), context(100_001)
-    bandwidth = (long.kv_bytes - plain.kv_bytes) / (long.step_s - plain.step_s)
-    assert 0.5 * 3.35e12 < bandwidth < 3.35e12
-    assert plain.step_s == pytest.approx(16e9 / bandwidth, rel=0.1)
-
-
 @pytest.mark.parametrize("num_tokens", [8_192, 131_072])
 def test_those_that_fit_fill_the_memory_beside_the_weights(num_tokens):
     one = context(num_tokens)

@@ -4,14 +4,10 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
 from twophase import LLM, SamplingParams, StructuredOutputs
-from twophase.core.plan import ScheduledChunk
 from twophase_features.structured_outputs.guidance import Guidance
-from twophase_labs.advanced.capstone import RECORD, Asked, open_engine, own_guidance, serve, workload
-from twophase_labs.advanced.draft_chance import Chance
-from twophase_labs.advanced.own_engine import VerifyingRunner
+from twophase_labs.advanced.capstone import RECORD, Asked, open_engine, own_guidance, serve
 from twophase_labs.decode.tiny_llama import VOCAB, tiny_llama
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.solved import run_reference
@@ -72,37 +68,6 @@ def test_drafts_that_nobody_verifies_change_the_tokens(solved):
     assert served.num_accepted == served.num_drafts > 0
 
 
-class FixedRunner:
-    def __init__(self, logits):
-        self.logits = logits
-
-    def run(self, chunks, score=None):
-        return self.logits
-
-    def copy_blocks(self, copies): ...
-    def close(self): ...
-
-
-def test_rows_of_a_run_are_certain_of_what_was_verified():
-    chunks = [ScheduledChunk(1, (3,), 2, [0], 1), ScheduledChunk(2, (3, 5, 7), 2, [0], 1, num_drafts=2)]
-    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
-    seen = []
-
-    def verify(draft, p, q, chance):
-        seen.append((draft, p, q))
-        return [5, 8]
-
-    runner = VerifyingRunner(FixedRunner(logits), verify, lambda seq_id: 0.5, Chance(0))
-    got = runner.run(chunks)
-    assert torch.equal(got[[0, 3]], logits[[0, 3]])
-    assert got[1:3].softmax(-1).argmax(-1).tolist() == [5, 8]
-    assert bool((got[1:3].softmax(-1).amax(-1) == 1).all())
-    ((draft, p, q),) = seen
-    assert draft == [5, 7]
-    assert np.allclose(p, (logits[1:].double() / 0.5).softmax(-1).numpy())
-    assert q.argmax(1).tolist() == [5, 7]
-
-
 def _bits(words):
     return np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
 
@@ -128,12 +93,6 @@ def test_masks_are_those_of_the_library(solved):
         assert own.num_allowed(ids, 0, drafts) == theirs.constraint().num_allowed(ids, 0, drafts)
     assert own.accepts('{"city": "Lima", "inhabitants": 9}')
     assert not own.accepts('{"city": "Lima"')
-
-
-def test_a_stamp_stands_in_front_of_each_prompt():
-    for number, asked in enumerate(workload(stamp="Ticket {}. ")):
-        assert asked.prompt.startswith(f"Ticket {number}. Records")
-    assert [asked.prompt for asked in workload(stamp="Monday. ")] == ["Monday. " + asked.prompt for asked in workload()]
 
 
 def test_all_come_before_the_first_step():

@@ -1,6 +1,5 @@
 """What lab 5's first two sections stand on: the service on paper, fair chance, workloads told apart."""
 
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +10,6 @@ from twophase.engine.sampler import SampleRow
 from twophase_features.speculation.drafter import DraftRequest
 from twophase_labs.advanced.draft_chance import Chance, counts_at, run_passes
 from twophase_labs.advanced.draft_engine import OwnDrafter, never_right
-from twophase_labs.advanced.prefix_history import BLOCK_SIZE, made_up_prompt
 from twophase_labs.advanced.prefix_service import BLOCK, PaperService
 
 
@@ -23,11 +21,6 @@ def test_the_service_on_paper_computes_what_it_has_not_seen() -> None:
     assert ask(prompt) == pytest.approx(1 + 0.001 * BLOCK), "known to the last: the last block is computed again"
     assert ask(prompt[BLOCK:]) == pytest.approx(1 + 0.001 * 2 * BLOCK), "the same blocks behind another past are new"
     assert ask.num_requests == 4
-
-
-def test_prompts_of_the_history_never_end_with_a_block() -> None:
-    chance = random.Random(0)
-    assert all(len(made_up_prompt(chance)) % BLOCK_SIZE for _ in range(200))
 
 
 def test_chance_draws_in_proportion() -> None:

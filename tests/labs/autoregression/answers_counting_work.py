@@ -6,12 +6,6 @@ RETURNS_TWO, NO_TOKENS = "returns two counts", "counts tokens without a cache"
 WITH_TOKENS, NO_PAIRS = "counts tokens with a cache", "counts pairs without a cache"
 WITH_PAIRS = "counts pairs with a cache"
 
-PROMPT_IS_READ_FOR = """
-if cached:
-    n = num_prompt + num_new - 1
-    return (n, n * (n + 1) // 2)
-return (sum(range(num_prompt, num_prompt + num_new)), sum((n * (n + 1) // 2 for n in range(num_prompt, num_prompt + num_new))))
-"""
 ONLY_THE_LAST_QUERY = """
 def count_work(num_prompt, num_new, cached):
     num_tokens = num_pairs = num_cached = 0
@@ -62,7 +56,6 @@ BANKS = {
         wrong("reads the prompt for no new token",
               {1: "last = num_prompt + num_new - 1\nlengths = [last] if cached else range(num_prompt, last + 1)\nreturn (sum(lengths), sum((n * (n + 1) // 2 for n in lengths)))"},
               by=WITH_TOKENS),
-        wrong("prompt is read for nothing new (formula)", {1: PROMPT_IS_READ_FOR}, by=WITH_TOKENS),
         wrong("only the last query's pairs", ONLY_THE_LAST_QUERY, by=NO_PAIRS),
         wrong("new keys only", NEW_KEYS_ONLY, by=WITH_PAIRS),
         right("closed form", CLOSED_FORM),

@@ -1,23 +1,10 @@
-"""What sections 1 to 3 of lab 6 are made of: examples, counted bits and bytes, two more ways to round, the file."""
-
-import doctest
+"""What sections 1 to 3 and 7 of lab 6 are made of: counted bits and bytes, another way to round, the file, packed words."""
 
 import pytest
 import torch
 
-from twophase_labs.compression import gguf_walk, nearest, step_bytes
+from twophase_labs.compression import gguf_walk, int4_launch, nearest, step_bytes
 from twophase_labs.decode.decode_work import SMOLLM2
-from twophase_labs.machine.lab import Workbook
-from twophase_labs.machine.solved import run_reference
-
-
-def test_the_examples_of_quantize_hold():
-    solved = run_reference(Workbook.find().lab("06"))
-    examples = doctest.DocTestParser().get_doctest(solved["quantize"].__doc__, dict(solved), "quantize", None, None)
-    told = []
-    result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(examples, out=told.append)
-    assert result.attempted >= 2
-    assert result.failed == 0, "".join(told)
 
 
 def test_bits_per_weight_of_groups_and_of_channels():
@@ -50,18 +37,6 @@ def test_the_file_has_a_block_for_every_32_weights_of_the_linear_layers():
     assert all(blocks == (weight.numel() // 32, 20) for blocks, weight in stored.values())
 
 
-def test_a_ratio_in_words():
-    assert [nearest.in_words(ratio) for ratio in (0.99966, 2.2582, 4321.0, 1.7205e6)] == [
-        "x1.00", "x2.26", "x4,321", "x1.7 million",
-    ]  # fmt: skip
-
-
-def test_pictures_are_drawn():
-    weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    figures = (
-        nearest.draw_grids(weight, output=1, group_size=16),
-        nearest.draw_quality([("a", 4.0, 2000.0), ("b", 4.5, 1.5), ("c", 5.0, 1.0)]),
-        step_bytes.draw_shares(SMOLLM2, context=100, batches=(1, 4)),
-        gguf_walk.draw_block(torch.arange(20, dtype=torch.uint8)),
-    )
-    assert all(figure.axes[0].get_title(loc="left") for figure in figures)
+def test_a_word_holds_eight_neighbours_the_first_lowest():
+    codes = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8], [15] * 8])
+    assert int4_launch.pack_words(codes).tolist() == [[0x87654321 - 2**32], [-1]]

@@ -6,12 +6,10 @@ import torch
 
 from twophase import SamplingParams
 from twophase_labs.compression import own_engine, parts, quality
-from twophase_labs.compression.calibrated import NUM_CALIBRATION
 from twophase_labs.compression.changed_model import matrix
 from twophase_labs.compression.own_engine import OwnModel, Rounded
 from twophase_labs.compression.quality import megabytes, stored_bytes
 from twophase_labs.compression.step_bytes import open_engine
-from twophase_tools.bench.perplexity import more_prose
 
 PLACE = (15, "down")
 
@@ -27,11 +25,6 @@ def to_nearest(weight, bits, group_size):
 @pytest.fixture(scope="module")
 def rounded() -> Rounded:
     return own_engine.rounded(to_nearest, PLACE, 4, 64)
-
-
-def test_it_runs_where_the_matrices_are(rounded):
-    for dtype in ("float32", "bfloat16"):
-        assert open_engine(dtype).model.weights.embed.device == rounded.weight.codes.device == torch.device("cpu")
 
 
 def test_bytes_are_those_of_codes_scales_minima_and_factors(rounded):
@@ -63,13 +56,6 @@ def test_more_bits_move_predictions_less_and_none_move_nothing(rounded):
 def test_what_it_is_compared_with_is_the_plain_model_also_the_first_time(rounded):
     quality.logits_before.cache_clear()
     assert quality.drift(OwnModel({PLACE: rounded}), 130).kl.mean > 0
-
-
-def test_what_chooses_formats_neither_calibrated_awq_nor_is_in_the_gate():
-    calibrates = quality.text_ids(64, is_calibration=True)
-    recorded = open_engine("float32").tokenizer.encode(more_prose())
-    assert list(calibrates) == recorded[NUM_CALIBRATION:][:64]
-    assert calibrates != quality.text_ids(64)
 
 
 def test_what_a_variant_wrote_is_its_own(rounded, monkeypatch):

@@ -5,15 +5,6 @@ from twophase_labs.machine.bank import right, wrong
 READS, COMPUTES = "reads the weights once, K and V for each", "computes for each sequence"
 ADDS, FINDS = "adds up its kernels, each with its own bound", "finds the batch"
 
-ONE_ROOFLINE = """
-def step_seconds(work, machine, batch):
-    moving = (work.weight_bytes + batch * work.kv_bytes) / machine.bandwidth
-    computing = batch * (work.weight_flops + work.attention_flops) / machine.flop_rate
-    return max(moving, computing)
-
-def ridge_batch(work, machine):
-    return math.ceil(work.weight_bytes / machine.bandwidth * machine.flop_rate / work.weight_flops)
-"""
 BY_INTENSITY = """
 def kernel_s(flops, num_bytes, machine):
     if flops * machine.bandwidth > num_bytes * machine.flop_rate:
@@ -35,12 +26,10 @@ BANKS = {
         wrong("weights for each sequence", "max(work.weight_bytes", "max(batch * work.weight_bytes", by=READS),
         wrong("one sequence's K and V only", "batch * max(", "1 * max(", by=READS),
         wrong("one token's products", "batch * work.weight_flops / rate)", "work.weight_flops / rate)", by=COMPUTES),
-        wrong("a step is one point under the roofline", ONE_ROOFLINE, by=ADDS),
         wrong("moving and computing one after the other",
               "max(work.kv_bytes / bandwidth, work.attention_flops / rate)",
               "(work.kv_bytes / bandwidth + work.attention_flops / rate)", by=ADDS),
         wrong("the faster", "products = max(", "products = min(", by=READS),
-        wrong("rounds down", "math.ceil(", "int(", by=FINDS),
         wrong("K and V in the batch", "math.ceil(work.weight_bytes", "math.ceil((work.weight_bytes + work.kv_bytes)",
               by=FINDS),
         right("kernel by kernel, by intensity", BY_INTENSITY),

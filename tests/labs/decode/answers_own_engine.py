@@ -41,7 +41,6 @@ BANKS = {
         wrong("a pool of its own size", {4: "BlockPool(64)"}, by=TAKES_ITS),
         wrong("pages of 16, whatever was asked", {5: "BlockTable(blocks, 16)"}, by=TAKES_ITS),
         wrong("the engine's own attention", {6: "OwnAttention(spec, block_size)"}, by=DECODES_WITH),
-        wrong("one split by the split kernel, too", "if num_splits == 1", "if num_splits == 0", by=DECODES_WITH),
         wrong("a plain sum of the splits", {3: "results[0].sum(2)"}, by=MERGES_THE),
         wrong("one split, whatever was asked", "num_splits)", "1)", by=MERGES_THE),
         wrong("no scale",

@@ -13,10 +13,6 @@ ALL_16 = """
 def split_plan(lengths, num_sms):
     return [16] * len(lengths)
 """
-NONE = """
-def split_plan(lengths, num_sms):
-    return [1] * len(lengths)
-"""
 EQUAL = """
 def split_plan(lengths, num_sms):
     tiles = [num_tiles(length) for length in lengths]
@@ -25,10 +21,6 @@ def split_plan(lengths, num_sms):
 EIGHT_TILES = """
 def split_plan(lengths, num_sms):
     return [-(-num_tiles(length) // 8) for length in lengths]
-"""
-FILLS_ALWAYS = """
-def split_plan(lengths, num_sms):
-    return [min(num_tiles(length), num_sms // 8) for length in lengths]
 """
 GREEDY = """
 def split_plan(lengths, num_sms):
@@ -44,9 +36,7 @@ def split_plan(lengths, num_sms):
 BANKS = {
     "3.11": (
         wrong("16 for all", ALL_16, by=GIVES),
-        wrong("none", NONE, by=ONE),
         wrong("always eight tiles", EIGHT_TILES, by=ONE),
-        wrong("enough for one sequence, for all", FILLS_ALWAYS, by=FULL),
         wrong("as many for each", EQUAL, by=LONG),
         wrong("the shortest makespan of the longest sequence", "makespan(lengths, splits, num_sms)",
               "makespan([max(lengths)], [max(splits)], num_sms)", by=FULL),

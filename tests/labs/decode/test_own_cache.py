@@ -6,7 +6,6 @@ import pytest
 
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
-from twophase_labs.decode.block_pictures import fullest_moment
 from twophase_labs.decode.own_cache import OwnCache
 
 
@@ -84,15 +83,6 @@ def test_answers_like_the_engines_own(seed):
         assert mine.internal_fragmentation == pytest.approx(yours.internal_fragmentation)
 
 
-def test_a_plan_keeps_its_block_ids_when_the_table_is_freed():
-    cache = make()
-    table = cache.open([1])
-    cache.grow(table, 5)
-    block_ids = table.block_ids
-    cache.close(table)
-    assert block_ids == (0, 1)
-
-
 def test_refuses_what_it_cannot_do():
     cache = make()
     table = cache.open([1])
@@ -104,13 +94,3 @@ def test_refuses_what_it_cannot_do():
         cache.close(table)
     with pytest.raises(ConfigError):
         make(num_blocks=0)
-
-
-def test_its_fullest_moment_is_noted():
-    cache = make()
-    fullest = fullest_moment(cache)
-    first, second = cache.open([1]), cache.open([1])
-    cache.grow(first, 6)
-    cache.grow(second, 3)
-    cache.close(first)
-    assert fullest == {"A": ((0, 1), 6), "B": ((2,), 3)}

@@ -16,26 +16,20 @@ def entries(folder, exercises):
     (folder / "01_demo.progress.json").write_text(json.dumps({"version": 1, "exercises": exercises}))
 
 
-def test_nothing_done(tmp_path):
+def test_what_has_passed_and_what_comes_next(tmp_path):
     (row,) = course_map(TIMED, tmp_path).labs
     assert (row.title, row.minutes) == ("1 demo", LAB.minutes)
-    assert (row.num_passed, row.num_exercises, row.points) == (0, len(LAB.core), 0)
-    assert row.next_exercise == "1.1"
+    assert (row.num_passed, row.num_exercises, row.points, row.next_exercise) == (0, len(LAB.core), 0, "1.1")
     assert not list(tmp_path.iterdir()), "looking writes nothing"
-
-
-def test_what_has_passed_and_what_comes_next(tmp_path):
     entries(tmp_path, {"1.1": {"verdict": "passed"}, "1.2": {"verdict": "failed"}, "1.5": {"verdict": "passed"}})
     (row,) = course_map(TIMED, tmp_path).labs
     assert (row.num_passed, row.points) == (1, LAB.exercises["1.1"].points), "1.5 is extra"
     assert row.next_exercise == "1.2"
     entries(tmp_path, {i: {"verdict": "passed"} for i in LAB.exercises})
     shown = course_map(TIMED, tmp_path)
-    points = sum(e.points for e in LAB.core)
-    bar = 10 * "█"
-    assert f"| [1 demo](01_demo.ipynb) | 17 min | {bar} | 5 of 5 | {points} of {points} | complete |" in (
-        shown._repr_markdown_()
-    )
+    points, bar = sum(e.points for e in LAB.core), 10 * "█"
+    line = f"| [1 demo](01_demo.ipynb) | 17 min | {bar} | 5 of 5 | {points} of {points} | complete |"
+    assert line in shown._repr_markdown_()
     assert repr(shown).splitlines()[1].split() == f"1 demo 17 min {bar} 5 of 5 {points} of {points} complete".split()
     assert shown.next_lab is None
 
@@ -50,23 +44,6 @@ def test_the_next_exercise_is_in_the_lab_that_was_begun_last():
     assert "**Next:** 4.2 in [lab 4 scheduling](04_scheduling.ipynb)" in shown._repr_markdown_()
     assert shown.total.num_passed == 2
     assert repr(shown).splitlines()[-1].startswith("all ")
-
-
-def test_a_lab_ends_with_what_is_next_and_the_report_card(tmp_path):
-    entries(tmp_path, {"1.1": {"verdict": "passed"}})
-    shown = closing("1", TIMED, tmp_path)
-    assert f"1 of 5 exercises, {LAB.exercises['1.1'].points} of" in repr(shown)
-    assert "next: 1.2" in repr(shown)
-    assert REPORT in repr(shown)
-    entries(tmp_path, {i: {"verdict": "passed"} for i in LAB.exercises})
-    assert "the lab is complete" in repr(closing("1", TIMED, tmp_path))
-
-
-def test_labs_link_to_their_neighbours_and_to_the_map(tmp_path):
-    links = {number: closing(number, Workbook.find(), tmp_path)._repr_markdown_().split("\n")[-1] for number in "179"}
-    assert re.findall(r"\]\((\w+)", links["1"]) == ["00_start", "02_prefill"]
-    assert re.findall(r"\]\((\w+)", links["7"]) == ["06_compression", "00_start", "08_operations"]
-    assert re.findall(r"\]\((\w+)", links["9"]) == ["08_operations", "00_start"]
 
 
 def test_a_path_takes_six_to_eight_hours():
@@ -89,3 +66,15 @@ def test_the_diagram_of_the_course_shows_each_lab():
     shown = re.findall(r'L(\d)\["(\d [a-z ]+)<br/>', workbook.lab("00").source.read_text(encoding="utf-8"))
     names = [lab.name[1:].replace("_", " ") for lab in workbook.labs.values() if lab.exercises]
     assert [(name[0], name) for name in names] == sorted(set(shown))
+
+
+def test_a_lab_ends_with_what_is_next_its_neighbours_and_the_report_card(tmp_path):
+    entries(tmp_path, {"1.1": {"verdict": "passed"}})
+    shown = closing("1", TIMED, tmp_path)
+    assert f"1 of 5 exercises, {LAB.exercises['1.1'].points} of" in repr(shown)
+    assert "next: 1.2" in repr(shown)
+    assert REPORT in repr(shown)
+    entries(tmp_path, {i: {"verdict": "passed"} for i in LAB.exercises})
+    assert "the lab is complete" in repr(closing("1", TIMED, tmp_path))
+    links = closing("7", Workbook.find(), tmp_path)._repr_markdown_().split("\n")[-1]
+    assert re.findall(r"\]\((\w+)", links) == ["06_compression", "00_start", "08_operations"]

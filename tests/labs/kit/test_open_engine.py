@@ -35,23 +35,6 @@ def test_shows_a_part_of_a_kernel():
 
 
 @pytest.mark.parametrize(
-    ("part", "why"),
-    [
-        ({"first": "no such line"}, "no line .* has 'no such line'"),
-        ({"last": "def step", "first": "_draft"}, "no line"),
-    ],
-)
-def test_a_part_that_is_not_there_is_named(part, why):
-    with pytest.raises(ValueError, match=why):
-        show_source(Engine.step, **part)
-
-
-def test_too_long_for_a_cell():
-    with pytest.raises(ValueError, match=r"lines are too many to read in a cell \(30 at most\)"):
-        show_source(Engine)
-
-
-@pytest.mark.parametrize(
     ("line", "is_told"),
     [
         ('{name} = use("{id}")', False),
@@ -69,3 +52,16 @@ def test_only_use_may_bind_a_learners_name_again(line, is_told):
     changed.notebook.cells.append(new_code_cell(added))
     told = [p for p in lint.problems(changed, build.learner_notebook(lab)) if f"define {exercise.names[0]}" in p]
     assert bool(told) == is_told
+
+
+@pytest.mark.parametrize(
+    ("thing", "part", "why"),
+    [
+        (Engine.step, {"first": "no such line"}, "no line .* has 'no such line'"),
+        (Engine.step, {"last": "def step", "first": "_draft"}, "no line"),
+        (Engine, {}, r"lines are too many to read in a cell \(30 at most\)"),
+    ],
+)
+def test_a_part_that_is_not_there_or_too_long(thing, part, why):
+    with pytest.raises(ValueError, match=why):
+        show_source(thing, **part)

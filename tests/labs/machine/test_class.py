@@ -13,7 +13,6 @@ from twophase_labs.commands import grade
 from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
 
 POINTS = sum(e.points for e in LAB.core if e.id != "1.7")  # 1.7 needs a GPU
-BROKEN = list(ANSWERS)[:21]
 
 
 def submissions():
@@ -32,17 +31,9 @@ def submissions():
         yield f"blank {n}", blank, ("not_attempted",), 0
     for how in list(HARMLESS)[:2]:
         yield how, with_answer(HARMLESS[how]), ("passed",), POINTS
-    for how in BROKEN:
+    for how in list(ANSWERS)[:21]:
         yield how, with_answer(ANSWERS[how][0]), (ANSWERS[how][1],), POINTS - 3
-    for how in (
-        "forks and loops",
-        "forks a hundred times",
-        "fills its disk",
-        "kills itself",
-        "leaves a daemon",
-        "writes a huge file",
-        "loops and holds on",
-    ):
+    for how in [*list(HOSTILE)[:5], *list(HOSTILE)[-2:]]:
         yield how, with_answer(answer(*HOSTILE[how][0])), HOSTILE[how][1], None
 
 
@@ -58,9 +49,7 @@ def test_forty_submissions(tmp_path, monkeypatch, capsys):
     assert len(expected) == 40
     begun = time.monotonic()
     out = tmp_path / "o.csv"
-    assert (
-        grade.main([str(tmp_path / "all"), "--csv", str(out), "--html", str(tmp_path / "o.html"), "--jobs", "2"]) == 0
-    )
+    assert grade.main([str(tmp_path / "all"), "--csv", str(out), "--jobs", "2"]) == 0
     took_s = time.monotonic() - begun
     rows = {row["learner"]: row for row in csv.DictReader(out.read_text().splitlines())}
     assert rows.keys() == expected.keys()

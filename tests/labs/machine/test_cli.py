@@ -25,25 +25,14 @@ def test_one_notebook(command, solved, tmp_path, capsys):
     assert "no security sandbox" in printed
     data = json.loads(out.read_text())
     assert (data["lab"], data["points"], data["max_points"], data["points_not_run_here"]) == ("01_demo", 12, 13, 1)
-    first = data["exercises"][0]
-    assert {k: first[k] for k in ("id", "title", "points", "max_points", "verdict", "reason", "hint")} == {
-        "id": "1.1",
-        "title": "Running mean",
-        "points": 3,
-        "max_points": 3,
-        "verdict": "passed",
-        "reason": "every property holds",
-        "hint": "",
-    }
+    given = {"id": "1.1", "title": "Running mean", "points": 3, "max_points": 3, "verdict": "passed", "hint": ""}
+    assert data["exercises"][0].items() >= given.items()
     assert [e["verdict"] for e in data["exercises"]].count("passed") == 7
     text = html.read_text()
     assert "Lab 01: demo" in text
     assert "http" not in text
-
-
-def test_json_on_standard_output_is_json_alone(command, solved, capsys):
     assert command(solved, "--json", "-") == 0
-    assert json.loads(capsys.readouterr().out)["points"] == 12
+    assert json.loads(capsys.readouterr().out)["points"] == 12, "JSON on standard output is JSON alone"
 
 
 def test_reveals_and_attempts_are_reported(command, solved, tmp_path):
@@ -57,24 +46,18 @@ def test_reveals_and_attempts_are_reported(command, solved, tmp_path):
     assert exercises["1.1"]["attempts"] == 4
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{}"])
-def test_what_cannot_be_graded_ends_with_2(command, tmp_path, capsys, content):
-    path = tmp_path / "01_demo.ipynb"
-    if content is not None:
-        path.write_bytes(content)
-    assert command(path) == 2
-    assert f"twophase grade: {path}" in capsys.readouterr().err
-
-
-def test_one_bad_path_does_not_stop_the_others(command, solved, tmp_path):
-    assert command(tmp_path / "none.ipynb", solved, "--json", tmp_path / "o.json") == 2
+def test_what_cannot_be_graded_ends_with_2_and_does_not_stop_the_others(command, solved, tmp_path, capsys):
+    none = tmp_path / "none.ipynb"
+    assert command(none, solved, "--json", tmp_path / "o.json") == 2
+    assert f"twophase grade: {none}" in capsys.readouterr().err
     results = json.loads((tmp_path / "o.json").read_text())["results"]
     assert "does not exist" in results[0]["error"]
     assert results[1]["points"] == 12
-
-
-def test_an_empty_folder_ends_with_2(command, tmp_path):
-    assert command(tmp_path) == 2
+    assert command(solved, "--only", "1.99") == 2
+    assert "no exercise '1.99'" in capsys.readouterr().err
+    solved.unlink()
+    (tmp_path / "o.json").unlink()
+    assert command(tmp_path) == 2, "an empty folder"
 
 
 @pytest.fixture
@@ -116,11 +99,6 @@ def test_show_and_list(workbook, capsys):
 def test_no_such_thing(workbook, capsys, args):
     assert labs.main(args) == 2
     assert "twophase labs: " in capsys.readouterr().err
-
-
-def test_an_exercise_that_is_not_there_cannot_be_graded_again(command, solved, capsys):
-    assert command(solved, "--only", "1.99") == 2
-    assert "no exercise '1.99'" in capsys.readouterr().err
 
 
 def test_only_some_exercises_are_graded_again(grader, solved, monkeypatch):

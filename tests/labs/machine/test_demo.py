@@ -20,16 +20,12 @@ def test_the_source_keeps_the_rules():
 
 
 def test_cards_and_the_map_come_from_the_exercises():
-    text = "\n".join(cell.source for cell in solved_notebook(LAB).cells)
+    text, shipped = ("\n".join(cell.source for cell in made(LAB).cells) for made in (solved_notebook, learner_notebook))
     assert "### Exercise 1.1 · Running mean\n\n*3 points · 5 min · about 2 lines · difficulty ●○○*" in text
     assert "| 1.2 | Cost of one more | choice | 1 | 1 |" in text
     assert "**13**" in text
-
-
-def test_what_only_the_solved_notebook_shows():
     remark = "Only those who open `labsolutions` read this."
-    assert any(cell.source == remark for cell in solved_notebook(LAB).cells)
-    assert not any(cell.source == remark for cell in learner_notebook(LAB).cells)
+    assert (remark in text, remark in shipped) == (True, False)
 
 
 @pytest.mark.parametrize("shown", ["return SCALE * (x - mean)", "mean = running_mean(x)", "# BEGIN SOLUTION"])
@@ -49,11 +45,7 @@ BROKEN = {
     "another name": ("answer_1_6 =", "answer_6 =", "does not define answer_1_6"),
     "no blank": ("  # SOLUTION: bytes", "", "has no blank"),
     "a setup that asks for answers": ("SCALE = 2.0", 'running_mean = use("1.1")', "cannot call use"),
-    "a check's module": (
-        "SCALE = 2.0",
-        "from a.demo.exercises.basics import SCALE",
-        "imports a.demo.exercises.basics.SCALE",
-    ),
+    "a check's module": ("SCALE = 2.0", "from a.demo.exercises.basics import SCALE", "imports a.demo.exercises.basics"),
     "a bank": ("SCALE = 2.0", "from a.demo import answers_basics", "imports a.demo.answers_basics, whose oracles"),
     "an unknown exercise": ('"exercise:1.6"', '"exercise:1.9"', "no exercise 1.9"),
 }
@@ -90,11 +82,7 @@ def test_a_weak_check_does_not_prove(grader, monkeypatch):
     ]
     assert "(100 %)" not in prove.summary(rows)
     assert prove.prove(grader, LAB, only="1.8") == [row for row in rows if row.exercise == "1.8"]
-
-
-def test_proving_what_is_not_there(capsys):
     assert prove.main(["7", "--root", str(DEMO.root), "--package", DEMO.package]) == 2
-    assert "no lab '7'; there are 01" in capsys.readouterr().err
 
 
 def test_an_exercise_that_makes_no_sense_is_refused():
@@ -136,10 +124,7 @@ def test_finding_a_workbook(tmp_path, monkeypatch):
         demo.lab("1").exercise("1.99")
     with pytest.raises(WorkbookError, match="no lab '111"):
         demo.lab("1" * 5000)
-
-
-def test_two_banks_of_one_exercise_are_refused(monkeypatch):
-    lab = Workbook(DEMO.root, DEMO.package).lab("1")
+    lab = demo.lab("1")
     monkeypatch.setattr(lab, "_modules", lambda package, prefix: [f"{package}.answers_basics"] * 2)
     with pytest.raises(WorkbookError, match="two banks of one exercise"):
         lab.banks

@@ -16,21 +16,14 @@ SUSPECT = {
     "from tests.labs.demo import x": (SOLUTION, "from tests.labs.demo import x"),
     "x = answers_sampling": (SOLUTION, "answers_sampling"),
     "import twophase_labs.machine.judge as j": (MACHINERY, "import twophase_labs.machine.judge as j"),
-    "import gc": (MACHINERY, "import gc"),
-    "  from ctypes import c_int": (MACHINERY, "from ctypes import c_int"),
     "sys._getframe(1)": (MACHINERY, "sys._getframe"),
-    "frame.f_locals": (MACHINERY, ".f_locals"),
     "getattr(f, '__code__')": (MACHINERY, "__code__"),
     "object.__setattr__(e, 'checks', ())": (MACHINERY, "object.__setattr__"),
-    "import os\nif os.fork(): pass": (PROCESS, "os.fork"),
-    "os.execv('a', [])": (PROCESS, "os.execv"),
     "import subprocess as sp": (PROCESS, "import subprocess as sp"),
     "open(f'/proc/{1}/fd')": (PROCESS, "/proc"),
     "from os import *": (PROCESS, "from os import *"),
     "import socket": (NETWORK, "import socket"),
-    "from urllib.request import urlopen": (NETWORK, "from urllib.request import urlopen"),
     "exec('x = 1')": (TEXT, "exec("),
-    "import runpy": (TEXT, "import runpy"),
 }
 HONEST = [
     "requests = {}\nrequests.items()\nsignal = [1]\nsocket = 2",
@@ -44,13 +37,10 @@ HONEST = [
 ]
 
 
-def found(source):
-    return [(flag.kind, flag.what) for flag in flags([Cell(7, source, None)], LAB)]
-
-
-@pytest.mark.parametrize("source", SUSPECT)
-def test_suspect_code_is_flagged(source):
-    assert found(source) == [SUSPECT[source]]
+@pytest.mark.parametrize("source", [*SUSPECT, *HONEST])
+def test_suspect_code_is_flagged_and_honest_code_is_not(source):
+    found = [(flag.kind, flag.what) for flag in flags([Cell(7, source, None)], LAB)]
+    assert found == ([SUSPECT[source]] if source in SUSPECT else [])
 
 
 LONG = blanks.parse(
@@ -85,20 +75,13 @@ def test_a_pasted_solution_is_flagged_whatever_its_names(source):
     assert flags([Cell(7, source, None)], lab) == [Flag(PRINTED, 7, what) for what in COPIES[source]]
 
 
-@pytest.mark.parametrize("source", HONEST)
-def test_honest_code_is_not(source):
-    assert found(source) == []
-
-
 def test_a_flag_names_its_cell_and_changes_no_points(grader, tmp_path):
     notebook = json.loads(json.dumps(solved_notebook(LAB)))
-    notebook["cells"].append(
-        {"cell_type": "code", "source": "import os\n\n\ndef away():\n    os.fork()", "metadata": {}}
-    )
+    notebook["cells"].append({"cell_type": "code", "source": "import os\n\nos.fork", "metadata": {}})
+    number = len(notebook["cells"])
     path = tmp_path / "01_demo.ipynb"
     path.write_text(json.dumps(notebook))
     report = grader.grade(path)
-    number = len(notebook["cells"])
     assert [str(flag) for flag in report.flags] == [f"starts or ends processes: os.fork in cell {number}"]
     assert report.points == 12
     assert report.to_json()["flags"] == [{"kind": PROCESS, "cell": number, "what": "os.fork"}]

@@ -1,12 +1,10 @@
 """A folder of submissions, one of them malformed or hostile: it costs its own grade at most."""
 
-import contextlib
 import csv
 import io
 import json
 import os
 import re
-import time
 import zipfile
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import pytest
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.commands import grade as cli
 from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
-from twophase_labs.machine.grading import handed_in, sandbox
+from twophase_labs.machine.grading import handed_in
 from twophase_labs.machine.grading.lane import Lane
 from twophase_labs.machine.grading.locate import code_cells
 from twophase_labs.machine.lab import Workbook
@@ -77,18 +75,13 @@ def undecodable(folder):
 CASES = {
     "a named pipe": (lambda folder: os.mkfifo(folder / "01_demo.ipynb"), "is a pipe or a device"),
     "a link to a device": (lambda folder: (folder / "01_demo.ipynb").symlink_to("/dev/zero"), "is a pipe or a device"),
-    "a link to nothing": (lambda folder: (folder / "01_demo.ipynb").symlink_to("nothing"), "does not exist"),
-    "a folder": (lambda folder: (folder / "01_demo.ipynb").mkdir(), "is a folder"),
-    "UTF-16": (text(GOOD.encode("utf-16")), "not even text"),
     "markup in its name": (text(name="x[/bold].ipynb"), 1),
     "escapes in its name": (text(name="01_demo\x1b[2J\x1b]0;x\x07\u202e.ipynb"), 1),
     "a path too long": (too_deep, f"{50 * 'd'}/{50 * 'd'}"),
     "a name that is not text": (undecodable, 1),
     "a lab with 5,000 digits": (text(notebook(metadata={"twophase": {"lab": "1" * 5000}})), 1),
     "attempts that are text": (progress('"abc"'), 1),
-    "5,000 digits": (text(notebook(f"x = {'1' * 5000}")), 1),
     "signs without end": (text(notebook(f"x = {'-' * 100_000}1")), 1),
-    "brackets without end": (text(notebook("[" * 50_000)), 1),
     "400 terms": (text(notebook(f"def total(a):\n    return {' + '.join(['a'] * 400)}\n", e1_8=COUNTER)), 3),
     "a lone surrogate": (text(notebook("x = '\udcff'", e1_8="class Counter:\n    '\udcff'\n")), 1),
     "raises a lone surrogate": (text(notebook(e1_8=counter("raise ValueError(chr(0xDCFF))"))), 1),
@@ -142,26 +135,22 @@ DEEP = zipped({"c.zip": zipped({"b.zip": zipped({"a.zip": ONE})})})
 LOCKED = ONE.replace(b"\x14\x03\x14\x00\x00", b"\x14\x03\x14\x00\x01")  # a bit that says so
 WHOLE = zipped({"01_demo.ipynb": GOOD}, zipfile.ZIP_LZMA)
 DAMAGED = WHOLE[:60] + bytes(9) + WHOLE[69:]
-HELPER, HELPED = "def one():\n    return 1", counter("self.value += one()\n        return self.value")
+
+JUNK = [{}, 7, {"cell_type": "code"}, {"cell_type": "code", "source": 3, "metadata": []}]
+JUNK += [{"cell_type": "code", "source": ["1"], "metadata": {"tags": 5}}]
 
 # A lecturer's day, likewise; each name is the learner's.
 DAY = {
     "all solved": (text(solved()), 12),
     "nothing done": (text(UNTOUCHED), 0),
     "a wrong number": (text(notebook(e1_6="answer_1_6 = 127")), 0),
-    "a blank left": (text(notebook(e1_8=COUNTER.replace("+= 1", '+= ____("1.8", 2)'))), 1),
-    "a syntax error": (text(notebook(e1_8="class Counter(:")), 1),
-    "an endless loop": (text(notebook(e1_8=counter("while True: pass"))), 1),
     "an import that fails": (text(notebook(e1_8=f"import no_such_module\n{COUNTER}")), 1),
-    "an error in the cell": (text(notebook(e1_8=f"1 / 0\n{COUNTER}")), 1),
-    "a helper in another cell": (text(notebook(HELPER, e1_8=HELPED)), 3),
     "a cell deleted": (text(solved(lambda cells: cells.pop(3))), 9),
     "a function renamed": (text(solved(each(lambda source: source.replace("def running_mean", "def mean")))), 9),
     "cells merged": (text(notebook(e1_6=f"answer_1_6 = 128\n{COUNTER}", e1_8="")), 3),
     "cells in reverse": (text(solved(list.reverse)), 12),
-    "an answer twice": (text(notebook("answer_1_6 = 128")), 1),
+    "malformed cells": (text(solved(lambda cells: cells.extend(JUNK))), 12),
     "two answers": (text(notebook("answer_1_6 = 127")), 0),
-    "cells cleared": (text(solved(each(lambda source: ""))), 0),
     "magic lines": (text(notebook(e1_8=f"%%time\n{COUNTER}\n!ls\nfiles = !ls\nCounter?")), 3),
     "an experiment with await": (text(notebook(e1_8=f"{COUNTER}\nawait nothing()")), 3),
     "the kernel of R": (text(solved(metadata={"kernelspec": {"name": "ir", "language": "R"}})), 12),
@@ -171,18 +160,14 @@ DAY = {
     "a Python export": (text(jupytext.writes(NOTEBOOK, "py:percent"), "01_demo.py"), 12),
     "a notebook saved as text": (text(name="01_demo.ipynb.txt"), 1),
     "an HTML export": (text(HTML, "01_demo.html"), "01_demo.html is an HTML export, not a notebook; ask for the .ipynb"),
-    "HTML called a notebook": (text(HTML), "is an HTML export"),
-    "a PDF": (text(b"%PDF-1.7", "01_demo.pdf"), "is a PDF"),
     "a screenshot": (text(b"\x89PNG\r\n\x1a\n", "01_demo.png"), "is a picture"),
     "another archive": (text(b"Rar!\x1a", "01_demo.rar"), "is an archive that is not a zip"),
     "notes": (text("I did 1.6", "notes.txt"), "is not valid JSON"),
     "format 3 without cells": (text('{"worksheets": []}'), "older than 4"),
-    "nested without end": (text("[" * 100_000), "not valid JSON"),
     "another course": (text('{"cells": []}', "homework.ipynb"), "is not one of the labs"),
     "nothing at all": (lambda folder: None, "holds no notebook to grade"),
     "Jupyter's copy alone": (text(name=".ipynb_checkpoints/01_demo.ipynb"), "holds no notebook to grade"),
     "folders in folders": (text(name="a/b/c/01_demo.ipynb"), 1),
-    "a link to a folder": (lambda folder: (folder / "a").symlink_to(".."), "is a folder"),
     "an export and notes as well": (files_of({"01_demo.ipynb": GOOD, "01_demo.html": HTML, "notes.txt": "x"}), 1),
     "one lab as HTML": (files_of({"01_demo.ipynb": GOOD, "02_next.html": HTML}), "02_next.html is an HTML export"),
     "untouched as well": (files_of({"01_demo (1).ipynb": solved(), "01_demo.ipynb": UNTOUCHED}), 12),
@@ -195,7 +180,6 @@ DAY = {
     "cleo in a zip": (lambda folder: folder.rmdir(), 1),
     "zips too deep": (at_top(DEEP), "a.zip is in an archive in an archive in an archive"),
     "a zip that climbs out": (at_top(zipped({"../../01_demo.ipynb": GOOD})), 1),
-    "an empty zip": (at_top(zipped({})), "holds no notebook to grade"),
     "called a zip": (at_top(GOOD), "cannot be unpacked: File is not a zip file"),
     "a zip with a password": (at_top(LOCKED), "password"),
     "a zip of many files": (at_top(zipped({f"{i}.ipynb": "" for i in range(40)})), "holds more than 30 files"),
@@ -227,9 +211,7 @@ def graded(command, tmp_path, capsys):
         rows = list(csv.DictReader(out["csv"].read_text().splitlines()))
         num_ungraded = sum(bool(row["error"]) for row in rows)
         assert status == (2 if num_ungraded else 0)
-        assert (
-            (f"{num_ungraded} of " in said.err) == ("not graded; their rows say why" in said.err) == bool(num_ungraded)
-        )
+        assert ("not graded; their rows say why" in said.err) == bool(num_ungraded)
         assert html.count("<section>") == len(rows) - num_ungraded
         assert [r.get("points", "") for r in results] == [int(row["points"]) if row["points"] else "" for row in rows]
         return {row["learner"]: row for row in rows}
@@ -260,14 +242,6 @@ def test_an_error_of_one_answer_costs_that_answer(grader, monkeypatch):
     assert (verdicts["1.6"].verdict, verdicts["1.8"].verdict) == ("passed", "error")
 
 
-def test_thousands_of_cells_are_read_in_seconds(grader, tmp_path):
-    path = tmp_path / "01_demo.ipynb"
-    path.write_text(notebook(*(f"x_{n} = len('{n}')\ndef f_{n}(x):\n    return x_{n}" for n in range(3_000))))
-    begun = time.process_time()
-    assert grader.grade(path).points == 1
-    assert time.process_time() - begun < 4  # 1 s; 8 s if cells are parsed for each name that is looked for
-
-
 def test_copies_links_and_second_notebooks_are_told(graded):
     def link(folder):
         (folder / "01_demo.ipynb").symlink_to("../ann/01_demo.ipynb")
@@ -285,12 +259,6 @@ def test_copies_links_and_second_notebooks_are_told(graded):
     assert [rows[name]["flags"] for name in ("bob", "fay", "gus")] == ["", "", ""]
 
 
-def test_the_report_says_what_isolated_the_answers(graded):
-    (row,) = graded(ann=text()).values()
-    assert list(row)[-4:] == ["error", "path", "flags", "isolation"]
-    assert row["isolation"].startswith((sandbox.NAMESPACES, sandbox.LIMITS_ONLY))
-
-
 def test_the_checks_are_never_the_submissions_own(tmp_path, monkeypatch, capsys):
     """Beside the notebook stands a workbook; the command takes the one it is run in."""
     for folder in ("mallory", "lecturer"):
@@ -300,11 +268,8 @@ def test_the_checks_are_never_the_submissions_own(tmp_path, monkeypatch, capsys)
     for variable in DEMO.environment():
         monkeypatch.delenv(variable, raising=False)
     taken = []
-    monkeypatch.setattr(
-        "twophase_labs.machine.grading.grade.Grader.__init__", lambda self, book, *rest: taken.append(book)
-    )
-    monkeypatch.setattr("twophase_labs.machine.grading.grade.Grader.__exit__", lambda *args: None)
-    with contextlib.suppress(AttributeError):  # a grader that was never made
+    monkeypatch.setattr("twophase_labs.machine.grading.grade.Grader", lambda book, *rest: taken.append(book) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         cli.main([str(tmp_path / "mallory" / "01_x.ipynb")])
     assert [book.root for book in taken] == [tmp_path / "lecturer"]
     monkeypatch.chdir(tmp_path)
@@ -312,18 +277,10 @@ def test_the_checks_are_never_the_submissions_own(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
-def test_what_may_not_be_read_has_a_row(graded, tmp_path):
+def test_what_may_not_be_read_has_a_row(graded):
     def shut(folder):
         text()(folder)
         (folder / "01_demo.ipynb").chmod(0)
 
-    def locked(folder):
-        text()(folder)
-        folder.chmod(0)
-
-    try:
-        rows = graded(ann=text(), bob=shut, cleo=locked)
-    finally:
-        (tmp_path / "all" / "cleo").chmod(0o700)
+    rows = graded(ann=text(), bob=shut)
     assert "cannot be read: Permission denied" in rows["bob"]["error"]
-    assert rows["cleo"]["error"]

@@ -69,8 +69,8 @@ class Service:
         (self.root / "submission").mkdir()
         (self.root / "submission" / "my work.ipynb").write_text(notebook)
         # Nothing of this process's own paths: the zip has to bring all.
-        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        environment = {k: v for k, v in environment.items() if not k.startswith("TWOPHASE")}
+        own = ("PYTHONPATH", "VIRTUAL_ENV", "TWOPHASE")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(own)}
         ran = subprocess.run(
             [self.root / "run_autograder"], cwd=self.root, capture_output=True, text=True, check=False,
             env=environment | {"AUTOGRADER_ROOT": str(self.root)},

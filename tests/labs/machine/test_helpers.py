@@ -61,41 +61,41 @@ def test_names_for_an_exercises_function():
 
 
 def test_the_labs_own_cells_count_above_the_answer():
-    lab = Lab(LAB.source, LAB.package)
-    lab.notebook.cells[3].source = "from collections import Counter as Tally"
+    lab, source = Lab(LAB.source, LAB.package), "from collections import Counter as Tally"
+    lab.notebook.cells[3].source = source
     cells = code_cells(lab.notebook)
-    (number,) = [cell.number for cell in cells if "Tally" in cell.source]
+    (number,) = [cell.number for cell in cells if cell.source == source]
     found = definitions(cells, lab, {})
-    assert needed(found, ["Tally"], Cell(number + 1, "", "1.8"), ()) == (
-        ("from collections import Counter as Tally",),
-        (),
-    )
+    assert needed(found, ["Tally"], Cell(number + 1, "", "1.8"), ()) == ((source,), ())
     assert needed(found, ["Tally"], Cell(number - 1, "", "1.8"), ()) == ((), ())
     assert needed(found, ["torch"], Cell(number + 1, "", "1.8"), ()) == ((), ())  # the setup has run
 
 
-ELSEWHERE = {
-    "another name for the function": ("mean = use('1.1')", CENTRED.format("mean")),
-    "another name for a wrong one": ("mean = use('1.1')", CENTRED.format("mean")),
-    "a function in another answer's cell": ("", CENTRED.format("total")),
-    "a method's name in a string": ("def far(x):\n    return running_mean(x)\n", CENTRED.format("globals()['far']")),
-}  # fmt: skip
+COUNTER = LAB.templates["1.8"].filled()
+SHIPPED = code_cells(json.loads(to_text(learner_notebook(LAB))))
+WRONG = MEAN.replace("cumsum(-1)", "cumsum(0)")
 
 
-@pytest.mark.parametrize("what", ELSEWHERE)
-def test_a_right_answer_of_a_notebook_is_right_in_the_grader(grader, what):
-    extra, answer = ELSEWHERE[what]
-    mean = (
-        MEAN.replace("cumsum(-1)", "cumsum(0)")
-        if "wrong" in what
-        else f"{MEAN}\n\ndef total(x):\n    return running_mean(x)\n"
-    )
-    given = {"1.1": mean, "1.3": answer, "1.8": LAB.templates["1.8"].filled()}
-    notebook = json.loads(to_text(learner_notebook(LAB)))
-    cells = [Cell(c.number, given.get(c.exercise, c.source), c.exercise) for c in code_cells(notebook)]
+def answered(**given):
+    """The learner's cells with answers by `e1_8`."""
+    sources = {name[1:].replace("_", "."): source for name, source in given.items()}
+    return [Cell(c.number, sources.get(c.exercise, c.source), c.exercise) for c in SHIPPED]
+
+
+@pytest.mark.parametrize(
+    ("mean", "extra", "called"),
+    [
+        (MEAN, "mean = use('1.1')", "mean"),
+        (WRONG, "mean = use('1.1')", "mean"),
+        (f"{MEAN}\n\ndef total(x):\n    return running_mean(x)\n", "", "total"),
+        (MEAN, "def far(x):\n    return running_mean(x)\n", "globals()['far']"),
+    ],
+)
+def test_a_right_answer_of_a_notebook_is_right_in_the_grader(grader, mean, extra, called):
+    cells = answered(e1_1=mean, e1_3=CENTRED.format(called), e1_8=COUNTER)
     got = grader.judge(LAB, [*cells, Cell(99, extra, None)])["1.3"]
     assert got.passed, got
-    assert got.notes == (("checked with the reference's answer to 1.1",) if "wrong" in what else ())
+    assert got.notes == (("checked with the reference's answer to 1.1",) if mean == WRONG else ())
 
 
 REBOUND = {
@@ -107,14 +107,13 @@ REBOUND = {
 
 
 @pytest.mark.parametrize("how", REBOUND)
-@pytest.mark.parametrize("mean", [MEAN, MEAN.replace("cumsum(-1)", "cumsum(0)"), LAB.templates["1.1"].shipped()])
+@pytest.mark.parametrize("mean", [MEAN, WRONG, LAB.templates["1.1"].shipped()])
 def test_a_name_bound_again_by_use_answers_nothing_and_hides_nothing(grader, how, mean):
     after, elsewhere = REBOUND[how]
-    notebook = json.loads(to_text(learner_notebook(LAB)))
-    given = {"1.1": mean + after, "1.3": LAB.templates["1.3"].filled(), "1.8": LAB.templates["1.8"].filled()}
+    centred = LAB.templates["1.3"].filled()
     if "another answer" in how:
-        given["1.3"], elsewhere = elsewhere, ""
-    cells = [Cell(c.number, given.get(c.exercise, c.source), c.exercise) for c in code_cells(notebook)]
+        centred, elsewhere = elsewhere, ""
+    cells = answered(e1_1=mean + after, e1_3=centred, e1_8=COUNTER)
     is_right, is_shipped = mean == MEAN, "____" in mean
     for at in (0, len(cells)):
         got = grader.judge(LAB, [*cells[:at], *[Cell(99, elsewhere, None)] * bool(elsewhere), *cells[at:]])
@@ -126,7 +125,7 @@ def test_a_name_bound_again_by_use_answers_nothing_and_hides_nothing(grader, how
 
 @pytest.mark.parametrize("call", ["use", "reference"])
 def test_a_cell_that_only_hands_out_is_by_reference_if_it_is_the_exercises_own(grader, call):
-    cells = [c for c in code_cells(json.loads(to_text(learner_notebook(LAB)))) if c.exercise != "1.1"]
+    cells = [c for c in SHIPPED if c.exercise != "1.1"]
     rebound = f"from twophase_labs import {call}\nrunning_mean = {call}('1.1')"
     assert grader.judge(LAB, [*cells, Cell(99, rebound, "1.1")])["1.1"].verdict == "by_reference"
     assert grader.judge(LAB, [*cells, Cell(99, rebound, None)])["1.1"].verdict == "missing"

@@ -8,7 +8,7 @@ import pytest
 from twophase_labs.machine.progress import Progress, free_name, progress_path
 
 
-def progress_in(folder):
+def path_in(folder):
     return progress_path(folder / "01_demo.ipynb")
 
 
@@ -16,8 +16,15 @@ def attempt(entry):
     entry["attempts"] = entry.get("attempts", 0) + 1
 
 
+def raising(error):
+    def fail(*args):
+        raise error
+
+    return fail
+
+
 def test_events_add_up_across_kernels(tmp_path):
-    path = progress_in(tmp_path)
+    path = path_in(tmp_path)
     assert path.name == "01_demo.progress.json"
     assert Progress(path).of("1.1") == {}
     Progress(path).record("1.1", attempt)
@@ -31,7 +38,7 @@ def test_events_add_up_across_kernels(tmp_path):
     "content", [b"", b"{", b"[]", b'{"exercises": 3}', b"\xff\xfe", b'{"exercises": {"1.1": 7}', b"[" * 10**5]
 )
 def test_a_broken_file_is_moved_aside_and_told(tmp_path, content):
-    path = progress_in(tmp_path)
+    path = path_in(tmp_path)
     path.write_bytes(content)
     progress = Progress(path)
     assert progress.record("1.1", attempt) == {"attempts": 1}
@@ -45,46 +52,30 @@ def test_a_broken_file_is_moved_aside_and_told(tmp_path, content):
     assert (path.parent / "01_demo-2.progress.broken.json").read_bytes() == b"again"
 
 
-def test_a_missing_folder_is_made(tmp_path):
+def test_a_missing_folder_is_made_and_an_entry_that_is_none_is_begun_anew(tmp_path):
     progress = Progress(tmp_path / "not" / "yet" / "01_demo.progress.json")
     progress.record("1.1", attempt)
-    assert progress.take_notes() == ()
-    assert progress.of("1.1") == {"attempts": 1}
-
-
-def test_an_entry_that_is_no_entry_is_begun_anew(tmp_path):
-    path = progress_in(tmp_path)
+    assert (progress.take_notes(), progress.of("1.1")) == ((), {"attempts": 1})
+    path = path_in(tmp_path)
     path.write_text('{"exercises": {"1.1": 7}}')
     assert Progress(path).of("1.1") == {}
     assert Progress(path).record("1.1", attempt) == {"attempts": 1}
 
 
-def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
-    path = progress_in(tmp_path)
+def test_a_crash_or_a_full_disk_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    path = path_in(tmp_path)
     Progress(path).record("1.1", attempt)
     before = path.read_bytes()
-
-    def crash(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", crash)
-    with pytest.raises(KeyboardInterrupt):
-        Progress(path).record("1.1", attempt)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            Progress(path).record("1.1", attempt)
+    monkeypatch.setattr(os, "fsync", raising(OSError(28, "No space left on device")))
+    progress = Progress(path)
+    assert progress.record("1.1", attempt) == {"attempts": 2}
+    assert "could not be saved in 01_demo.progress.json: No space left on device" in progress.take_notes()[0]
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
-
-
-def test_a_full_disk_is_told_and_stops_nothing(tmp_path, monkeypatch):
-    path = progress_in(tmp_path)
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    progress = Progress(path)
-    assert progress.record("1.1", attempt) == {"attempts": 1}
-    assert "could not be saved in 01_demo.progress.json: No space left on device" in progress.take_notes()[0]
-    assert not path.exists()
 
 
 def test_free_names(tmp_path):

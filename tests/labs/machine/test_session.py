@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import time
 from dataclasses import replace
 from types import ModuleType
@@ -22,6 +23,8 @@ from twophase_labs.machine.session import Session, adopt
 from twophase_labs.machine.solved import run_setup
 
 ASK = "from twophase_labs import check, hint, measured, reference, reveal, use\n"
+NOT_YOURS = "not yours: the reference stands under this name; run your exercise's cell again"
+WRONG_MEAN = "def running_mean(x):\n    return x\n"
 
 
 @pytest.fixture
@@ -43,6 +46,10 @@ def notebook(tmp_path, monkeypatch):
             run_cell(f"answer = {call}", self.namespace, "<cell>")
             return self.namespace["answer"]
 
+        def check(self, exercise="1.1"):
+            """The text of the verdict's card."""
+            return repr(self.ask(f'check("{exercise}")'))
+
         def file(self):
             return json.loads((tmp_path / "01_demo.progress.json").read_text())["exercises"]
 
@@ -58,9 +65,9 @@ def solved(exercise, fill=None):
 
 
 def test_a_learners_path(notebook):
-    assert "missing" in repr(notebook.ask('check("1.1")'))
+    assert "missing" in notebook.check()
     notebook.run(shipped("1.1"))
-    assert repr(notebook.ask('check("1.1")')).startswith("○ 1.1 Running mean: not attempted")
+    assert notebook.check().startswith("○ 1.1 Running mean: not attempted")
     notebook.run(solved("1.1", {2: "0, x.shape[-1]"}))
     card = repr(notebook.ask('check("1.1", seed=5)'))
     assert card.split("\n")[0] == "✗ 1.1 Running mean: not yet (3 points to win)"
@@ -76,12 +83,12 @@ def test_a_learners_path(notebook):
     notebook.restart()
     assert "hint 2  Counting starts at one." in repr(notebook.ask('hint("1.1")'))
     notebook.run(solved("1.1"))
-    card = repr(notebook.ask('check("1.1")'))
+    card = notebook.check()
     assert card.startswith("✓ 1.1 Running mean: passed, 3 points")
     assert notebook.file() == {"1.1": {"attempts": 2, "hints": 2, "verdict": "passed"}}
     assert "passed before" not in card
     notebook.run(solved("1.1", {2: "0, x.shape[-1]"}))
-    card = repr(notebook.ask('check("1.1")'))
+    card = notebook.check()
     assert card.startswith("✗ 1.1 Running mean: not yet")
     assert "passed before, and your progress keeps that" in card
     assert notebook.file()["1.1"]["verdict"] == "passed"
@@ -92,44 +99,25 @@ def test_hints_end_and_a_solution_is_recorded(notebook):
         card = repr(notebook.ask('hint("1.1")'))
     assert "hint 3 of 3" in card
     assert 'reveal("1.1")' in card
-    card = repr(notebook.ask('reveal("1.1")'))
-    assert "totals = x.cumsum(-1)" in card
+    assert "totals = x.cumsum(-1)" in repr(notebook.ask('reveal("1.1")'))
     assert notebook.file()["1.1"] == {"hints": 3, "revealed": True}
     assert "check() tells what fails and why" in repr(notebook.ask('hint("1.2")'))
     assert "a prediction has no hints: commit to a number" in repr(notebook.ask('hint("1.4")'))
 
 
-def test_half_filled_names_the_blank(notebook):
-    notebook.run(shipped("1.1").replace('____("1.1", 1, "the sum up to each position")', "x.cumsum(-1)"))
-    card = repr(notebook.ask('check("1.1")'))
-    assert "Exercise 1.1, blank 2: from, to is still empty" in card
-    assert "line 3 of the cell: counts = torch.arange(____" in card
-
-
 def test_what_is_used_falls_back_to_the_reference(notebook):
     notebook.run(shipped("1.1"))
     notebook.run(solved("1.3"), "1.3")
-    card = repr(notebook.ask('check("1.3")'))
+    card = notebook.check("1.3")
     assert card.startswith("✓ 1.3")
     assert "note   checked with the reference's answer to 1.1" in card
     with pytest.raises(Exception, match=r"Exercise 1\.1, blank 1"):
         notebook.namespace["running_mean"](torch.ones(2))
     notebook.run(solved("1.1"))
-    assert "reference" not in repr(notebook.ask('check("1.3")'))
+    assert "reference" not in notebook.check("1.3")
 
 
-def test_use_of_an_optional_answer_says_whether_it_was_tried(notebook, capsys, monkeypatch):
-    monkeypatch.setitem(LAB.exercises, "1.1", replace(LAB.exercises["1.1"], is_extra=True))
-    notebook.run(shipped("1.1"))
-    notebook.ask('use("1.1")')
-    assert capsys.readouterr().out == "reference: running_mean (exercise 1.1 is optional and not tried)\n"
-    notebook.run("def running_mean(x):\n    return x")
-    notebook.ask('check("1.1")')
-    notebook.ask('use("1.1")')
-    assert "exercise 1.1 does not pass yet" in capsys.readouterr().out
-
-
-def test_use_and_reference(notebook, capsys):
+def test_use_says_whose_answer_it_gives(notebook, capsys, monkeypatch):
     notebook.run(shipped("1.1"))
     assert notebook.ask('use("1.1")')(torch.ones(3)).tolist() == [1, 1, 1]
     assert capsys.readouterr().out == "reference: running_mean (exercise 1.1 does not pass yet)\n"
@@ -137,26 +125,29 @@ def test_use_and_reference(notebook, capsys):
     assert notebook.ask('use("1.1")') is notebook.namespace["running_mean"]
     assert capsys.readouterr().out == "yours: running_mean (exercise 1.1)\n"
     notebook.run('running_mean = reference("1.1")')
-    assert repr(notebook.ask('check("1.1")')).startswith("↷ 1.1 Running mean: by reference")
-
-
-NOT_YOURS = "not yours: the reference stands under this name; run your exercise's cell again"
-WRONG_MEAN = "def running_mean(x):\n    return x\n"
+    assert notebook.check().startswith("↷ 1.1 Running mean: by reference")
+    capsys.readouterr()
+    notebook.run('running_mean = use("1.1")')
+    assert capsys.readouterr().out.startswith("reference: running_mean"), "who asks for it by name keeps it"
+    monkeypatch.setitem(LAB.exercises, "1.1", replace(LAB.exercises["1.1"], is_extra=True))
+    notebook.restart().run(shipped("1.1"))
+    notebook.ask('use("1.1")')
+    assert capsys.readouterr().out == "reference: running_mean (exercise 1.1 is optional and not tried)\n"
 
 
 def test_the_reference_under_the_learners_name_is_not_the_learners(notebook):
     notebook.run(WRONG_MEAN)
-    notebook.ask('check("1.1")')
+    notebook.check()
     notebook.run('running_mean = use("1.1")')
     for _ in range(2):
-        card = repr(notebook.ask('check("1.1")'))
+        card = notebook.check()
         assert card.startswith("↷ 1.1 Running mean: by reference")
         assert NOT_YOURS in card
     assert notebook.file()["1.1"] == {"attempts": 1, "verdict": "failed"}, "looking at the reference is no attempt"
     notebook.run(solved("1.1"))
-    assert repr(notebook.ask('check("1.1")')).startswith("✓ 1.1")
+    assert notebook.check().startswith("✓ 1.1")
     notebook.run('running_mean = use("1.1")')
-    assert repr(notebook.ask('check("1.1")')).startswith("✓ 1.1"), "one's own stays one's own"
+    assert notebook.check().startswith("✓ 1.1"), "one's own stays one's own"
     assert notebook.file()["1.1"] == {"attempts": 3, "verdict": "passed"}
 
 
@@ -167,12 +158,12 @@ def test_a_value_that_was_handed_out_is_told_from_an_equal_one(notebook, exercis
     notebook.run(shipped(exercise), exercise)
     notebook.run(f'{name} = {call}("{exercise}")')
     value = notebook.namespace[name]
-    assert NOT_YOURS in repr(notebook.ask(f'check("{exercise}")'))
+    assert NOT_YOURS in notebook.check(exercise)
     with pytest.raises(FileNotFoundError):
         notebook.file()
     notebook.run(solved(exercise), exercise)
     assert notebook.namespace[name] == value
-    assert repr(notebook.ask(f'check("{exercise}")')).startswith(f"✓ {exercise}")
+    assert notebook.check(exercise).startswith(f"✓ {exercise}")
 
 
 MEASURE = 'running_mean = use("1.1")\ncentred = use("1.3")\ncentred(torch.ones(2))'
@@ -184,7 +175,7 @@ def test_cells_in_any_order_give_the_learner_their_own_again(notebook, capsys, c
     notebook.run(solved("1.3"), "1.3")
     own = notebook.namespace["centred"]
     if checked_first:
-        assert repr(notebook.ask('check("1.3")')).startswith("✓ 1.3")
+        assert notebook.check("1.3").startswith("✓ 1.3")
     for _ in range(2):  # 1.3 is right, but calls 1.1
         capsys.readouterr()
         notebook.run(MEASURE)
@@ -195,68 +186,48 @@ def test_cells_in_any_order_give_the_learner_their_own_again(notebook, capsys, c
     assert capsys.readouterr().out.count("yours: ") == 2
     assert notebook.namespace["centred"] is own
     for exercise in ("1.1", "1.3"):
-        assert repr(notebook.ask(f'check("{exercise}")')).startswith(f"✓ {exercise}")
+        assert notebook.check(exercise).startswith(f"✓ {exercise}")
     notebook.run(WRONG_MEAN)
     notebook.run('centred = use("1.3")')
     assert notebook.namespace["centred"] is not own
 
 
-def test_who_asks_for_the_reference_by_name_keeps_it(notebook, capsys):
-    notebook.run(solved("1.1"))
-    notebook.ask('check("1.1")')
-    notebook.run('running_mean = reference("1.1")')
-    capsys.readouterr()
-    notebook.run('running_mean = use("1.1")')
-    assert capsys.readouterr().out.startswith("reference: running_mean")
-    notebook.run(solved("1.1"))
-    assert repr(notebook.ask('check("1.1")')).startswith("✓")
-
-
 def test_a_prediction_is_committed_before_it_is_compared(notebook):
     notebook.run(shipped("1.4"), "1.4")
-    assert "not attempted" in repr(notebook.ask('check("1.4")'))
+    assert "not attempted" in notebook.check("1.4")
     notebook.run("guess_1_4 = 200", "1.4")
-    card = repr(notebook.ask('check("1.4")'))
+    card = notebook.check("1.4")
     assert card.startswith("✓ 1.4 Additions: predicted, 1 point")
     assert "committed  200 additions" in card
     notebook.run("guess_1_4 = 5000", "1.4")
-    assert "Your first prediction stands; 5000 came later." in repr(notebook.ask('check("1.4")'))
+    assert "Your first prediction stands; 5000 came later." in notebook.check("1.4")
     card = repr(notebook.ask('measured("1.4", 5050)'))
-    assert "surprised?" in card
-    assert "predicted  200 additions" in card
-    assert "measured   5050 additions" in card
+    for words in ("surprised?", "predicted  200 additions", "measured   5050 additions"):
+        assert words in card
     assert "too low by a factor of 25.2; within a factor of 1.5 would have been close" in card
     assert notebook.file()["1.4"] == {"attempts": 2, "measured": 5050.0, "prediction": 200.0, "verdict": "passed"}
 
 
-@pytest.mark.parametrize("guess", ["5050", "1", "0.5", "np.float64(7)", "torch.tensor(3)"])
-def test_a_prediction_has_its_point_right_or_wrong_and_the_grader_agrees(notebook, grader, guess):
-    notebook.run(f"import numpy as np\nguess_1_4 = {guess}", "1.4")
-    before = repr(notebook.ask('check("1.4")'))
-    notebook.ask('measured("1.4", 5050)')
-    after = repr(notebook.ask('check("1.4")'))
-    assert (before[:5], after[:5]) == ("✓ 1.4", "✓ 1.4")
-    notebook.run("guess_1_4 = 5050", "1.4")
-    changed = repr(notebook.ask('check("1.4")'))
-    assert ("Your first prediction stands" in changed) == (guess != "5050")
-    assert ("would have been close" in changed) == (guess != "5050")
-    (graded,) = grader.run_all(LAB, [Job("1.4", f"import numpy as np\nimport torch\nguess_1_4 = {guess}")])
-    assert graded.passed
-
-
-@pytest.mark.parametrize("guess", ["None", "'5000'", "True", "float('nan')", "[5000]", "10**400", "-3.5", "0"])
-def test_what_is_no_number_is_no_prediction(notebook, grader, guess):
-    notebook.run(f"guess_1_4 = {guess}", "1.4")
-    assert repr(notebook.ask('check("1.4")')).startswith("✗ 1.4")
-    assert "prediction" not in notebook.file()["1.4"]
-    (graded,) = grader.run_all(LAB, [Job("1.4", f"guess_1_4 = {guess}")])
-    assert graded.verdict == "failed"
+@pytest.mark.parametrize(
+    ("guess", "is_number"),
+    [
+        *((guess, True) for guess in ("5050", "0.5", "np.float64(7)", "torch.tensor(3)")),
+        *((guess, False) for guess in ("None", "'5000'", "True", "float('nan')", "[5000]", "10**400", "-3.5", "0")),
+    ],
+)
+def test_any_number_has_the_predictions_point_and_the_grader_agrees(notebook, grader, guess, is_number):
+    source = f"import numpy as np\nimport torch\nguess_1_4 = {guess}"
+    notebook.run(source, "1.4")
+    assert notebook.check("1.4").startswith("✓ 1.4" if is_number else "✗ 1.4")
+    assert ("prediction" in notebook.file()["1.4"]) == is_number
+    (graded,) = grader.run_all(LAB, [Job("1.4", source)])
+    assert graded.verdict == ("passed" if is_number else "failed")
 
 
 def test_measuring_without_a_prediction(notebook):
     assert "nothing yet" in repr(notebook.ask('measured("1.4", torch.tensor(3))'))
     notebook.run("guess_1_4 = 4", "1.4")
-    assert "written   4 additions, after the measurement" in repr(notebook.ask('check("1.4")'))
+    assert "written   4 additions, after the measurement" in notebook.check("1.4")
     entry = {"attempts": 1, "late_prediction": 4.0, "measured": 3.0, "verdict": "passed"}
     assert notebook.file()["1.4"] == entry
     card = repr(notebook.ask('measured("1.4", 3)'))
@@ -273,64 +244,56 @@ def test_an_endless_loop_is_stopped_and_the_line_named(notebook, monkeypatch):
     monkeypatch.setitem(vars(LAB.exercises["1.1"]), "time_limit_s", 0.3)
     notebook.run("def running_mean(x):\n    while True:\n        x = x + 1\n")
     begun = time.monotonic()
-    card = repr(notebook.ask('check("1.1")'))
+    card = notebook.check()
     assert time.monotonic() - begun < 5
     assert "out of time" in card
     assert re.search(r"line [23] of the cell: ", card)
 
 
-def test_replacing_torch_is_noticed_and_undone(notebook):
+def test_a_check_leaves_torch_and_its_random_numbers_as_they_were(notebook):
     equal = torch.equal
     notebook.run("torch.equal = lambda *a: True\n" + solved("1.1"))
-    card = repr(notebook.ask('check("1.1")'))
+    card = notebook.check()
     assert "your code replaced torch.equal" in card
     assert "hint" not in card
     assert torch.equal is equal
-    assert repr(notebook.ask('check("1.1")')).startswith("✓")
-
-
-def test_the_notebooks_random_numbers_go_on_as_if_unchecked(notebook):
-    notebook.run(solved("1.1"))
     torch.manual_seed(1)
     expected = torch.rand(2)
     torch.manual_seed(1)
-    notebook.ask('check("1.1")')
+    assert notebook.check().startswith("✓")
     assert torch.equal(torch.rand(2), expected)
 
 
+ODD = "class Odd(ValueError):\n    def __str__(self):\n        return 1 / 0\ndef running_mean(x):\n    raise Odd\n"
 RAISES = {
-    "in the answer": ("def running_mean(x):\n    return len(3)\n", "TypeError: object of type 'int' has no len()"),
-    "miscalling another": (
-        "def helper(a, b):\n    return a\ndef running_mean(x):\n    return helper(x)\n",
-        "TypeError: helper() missing 1 required positional argument: 'b'",
+    "def running_mean(x):\n    return len(3)\n": "TypeError: object of type 'int' has no len()",
+    "def helper(a, b):\n    return a\ndef running_mean(x):\n    return helper(x)\n": (
+        "TypeError: helper() missing 1 required positional argument: 'b'"
     ),
-    "miscalling itself": (
-        "def running_mean(x):\n    return running_mean(x, 1)\n",
-        "TypeError: running_mean() takes 1 positional argument but 2 were given",
+    "def running_mean(x):\n    return running_mean(x, 1)\n": (
+        "TypeError: running_mean() takes 1 positional argument but 2 were given"
     ),
-    "without a word": ("def running_mean(x):\n    assert len(x) > 99\n", "AssertionError"),
-    "with a message that raises": (
-        "class Odd(ValueError):\n    def __str__(self):\n        return 1 / 0\ndef running_mean(x):\n    raise Odd\n",
-        "Odd: (its message cannot be shown: __str__ raised ZeroDivisionError)",
-    ),
+    "def running_mean(x):\n    assert len(x) > 99\n": "AssertionError",
+    ODD: "Odd: (its message cannot be shown: __str__ raised ZeroDivisionError)",
 }
 
 
-@pytest.mark.parametrize("what", RAISES)
-def test_an_exception_of_the_answer_is_shown_with_its_line_and_no_hint(notebook, what):
-    source, said = RAISES[what]
+@pytest.mark.parametrize("source", RAISES)
+def test_an_exception_of_the_answer_is_shown_with_its_line_and_no_hint(notebook, source):
     notebook.run(source)
-    card = repr(notebook.ask('check("1.1")'))
-    assert f"why    your code raised {said}\n" in card
+    card = notebook.check()
+    assert f"why    your code raised {RAISES[source]}\n" in card
     assert re.search(r"line \d of the cell: (return|assert|raise)", card)
     assert "hint  " not in card
     assert "cannot be called" not in card
 
 
-def judged(test, namespace, names=("running_mean",)):
-    """The verdict on what stands in the namespace, by one property with this test."""
+def judged(test, source):
+    """The verdict on a cell, by one property with this test."""
+    namespace = {}
+    run_cell(source, namespace, "<exercise 9.2>")
     exercise = Exercise(
-        id="9.2", title="", kind="code", names=names, points=1, minutes=1, objective="",
+        id="9.2", title="", kind="code", names=("running_mean",), points=1, minutes=1, objective="",
         checks=(Property("holds", test, "The property's hint."),),
     )  # fmt: skip
     return Judge({"9.2": exercise}, {}, {}).judge(exercise, namespace)
@@ -343,30 +306,24 @@ def test_an_exception_that_is_wrapped_on_its_way_is_the_answers_own():
         except ZeroDivisionError as error:
             raise RuntimeError("the engine failed") from error
 
-    namespace = {}
-    run_cell("def running_mean(x):\n    return x / 0\n", namespace, "<exercise 9.2>")
-    got = judged(wraps, namespace)
+    got = judged(wraps, "def running_mean(x):\n    return x / 0\n")
     assert (got.verdict, got.reason, got.hint) == ("error", "your code raised ZeroDivisionError: division by zero", "")
     assert "line 2 of the cell: return x / 0" in got.details
-    odd = "class Odd(ValueError):\n    def __str__(self):\n        return 1 / 0\ndef running_mean(x):\n    raise Odd\n"
-    run_cell(odd, namespace, "<exercise 9.2>")
-    assert "cannot be shown" in judged(lambda answer, draw: answer.running_mean(1), namespace).reason
+    assert "cannot be shown" in judged(lambda answer, draw: answer.running_mean(1), ODD).reason
 
 
 def test_only_a_call_of_the_answer_itself_reads_as_a_wrong_signature():
     def needs_two(a, b):
         return a
 
-    namespace = {}
-    run_cell("def running_mean(x):\n    return x\n", namespace, "<exercise 9.2>")
-    got = judged(lambda answer, draw: needs_two(answer.running_mean(1)), namespace)
+    got = judged(lambda answer, draw: needs_two(answer.running_mean(1)), WRONG_MEAN)
     assert got.reason.startswith("what it returned cannot be used: TypeError: ")
     assert got.hint == "The property's hint."
-    got = judged(lambda answer, draw: answer.running_mean(1, 2), namespace)
+    got = judged(lambda answer, draw: answer.running_mean(1, 2), WRONG_MEAN)
     assert got.reason.startswith("it cannot be called as the exercise asks: running_mean() takes 1")
     assert got.hint == ""
-    run_cell("def running_mean(x):\n    return running_mean(x, 1)\n", namespace, "<exercise 9.2>")
-    assert judged(lambda answer, draw: answer.running_mean(1), namespace).verdict == "error"
+    calls_itself = "def running_mean(x):\n    return running_mean(x, 1)\n"
+    assert judged(lambda answer, draw: answer.running_mean(1), calls_itself).verdict == "error"
 
 
 def test_a_check_that_wants_a_model_is_not_run_where_there_is_none(monkeypatch, tmp_path):
@@ -374,7 +331,7 @@ def test_a_check_that_wants_a_model_is_not_run_where_there_is_none(monkeypatch, 
         raise ModelFolderError("not prepared")
 
     monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
-    got = judged(loads, {"running_mean": len})
+    got = judged(loads, WRONG_MEAN)
     assert (got.verdict, got.reason) == ("not_run_here", "needs the model; run `twophase model prepare`")
 
 
@@ -387,42 +344,35 @@ def test_cards_are_html_too_and_escape_what_they_show(notebook):
 
 def test_a_name_that_is_no_exercise(notebook):
     with pytest.raises(WorkbookError, match=r"no exercise '1\.9'; it has 1\.1"):
-        notebook.ask('check("1.9")')
+        notebook.check("1.9")
     with pytest.raises(WorkbookError, match=r'check\("1\.3"\); got 1\.1'):
         notebook.ask("check(1.1)")
 
 
-def test_a_guard_puts_back_modules_classes_and_additions():
+def test_a_guard_puts_back_modules_classes_and_additions(monkeypatch):
     class Own:
         pass
 
     module = ModuleType("twophase_labs.machine.pretend")
     Own.__module__ = module.__name__
     module.Own, module.value = Own, 1
-    import sys
-
-    sys.modules[module.__name__] = module
-    try:
-        guard = Guard()
-        module.value, Own.method, torch.Tensor.sneaky = 2, len, 3
-        assert set(guard.replaced()) >= {f"{module.__name__}.value", "torch.Tensor.sneaky"}
-        guard.restore()
-        assert (module.value, vars(Own).get("method"), guard.replaced()) == (1, None, [])
-    finally:
-        del sys.modules[module.__name__]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    guard = Guard()
+    module.value, Own.method, torch.Tensor.sneaky = 2, len, 3
+    assert set(guard.replaced()) >= {f"{module.__name__}.value", "torch.Tensor.sneaky"}
+    guard.restore()
+    assert (module.value, vars(Own).get("method"), guard.replaced()) == (1, None, [])
 
 
-def test_a_library_that_wraps_its_own_function_is_no_offence():
+def test_a_library_that_wraps_its_own_function_is_no_offence(monkeypatch):
     guard, original = Guard(), torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", original)  # restored at the end
     wrap = "import functools, torch\ntorch.manual_seed = functools.wraps(torch.manual_seed)(lambda seed: None)"
-    try:
-        run_cell(wrap, {}, "<library>")
-        assert torch.manual_seed is not original
-        assert guard.replaced() == []
-        run_cell(wrap, {}, "<exercise 1.1>")
-        assert guard.replaced() == ["torch.manual_seed"]
-    finally:
-        torch.manual_seed = original
+    run_cell(wrap, {}, "<library>")
+    assert torch.manual_seed is not original
+    assert guard.replaced() == []
+    run_cell(wrap, {}, "<exercise 1.1>")
+    assert guard.replaced() == ["torch.manual_seed"]
 
 
 KERNEL = """

@@ -88,14 +88,3 @@ def test_old_results_stay_if_there_is_nothing_new(command, tmp_path, capsys):
     assert command(tmp_path / "none.ipynb", "--csv", tmp_path / "o.csv", "--html", tmp_path / "no" / "o.html") == 2
     assert (tmp_path / "o.csv").read_text() == "old"
     assert f"{tmp_path / 'no' / 'o.html'} cannot be written" in capsys.readouterr().err
-
-
-def test_results_can_go_to_a_pipe_in_a_platforms_columns(command, tmp_path):
-    (tmp_path / "01_demo.ipynb").write_text(GOOD)
-    os.mkfifo(tmp_path / "pipe")
-    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        assert command(tmp_path / "01_demo.ipynb", "--csv", tmp_path / "pipe", "--csv-for", "canvas") == 0
-        assert os.read(reading, 2**16).startswith(b"Student,ID,SIS User ID")
-    finally:
-        os.close(reading)

@@ -39,15 +39,12 @@ class TierIndex:
 BANKS = {
     "8.8": (
         wrong("goes on after a hole", "                break", "                continue", by=FINDS),
-        wrong("a match is no use", "            self.place_of[key] = self.place_of.pop(key)\n        return found",
-              "            pass\n        return found", by=OLDEST),
         wrong("the start of a prefix goes first", "reversed(keys[: len(found)])", "keys[: len(found)]", by=END),
         wrong("a held block is copied again", "places.append(None)", "places.append(self.place_of[key])", by=ONCE),
         wrong("a stored block that is held is no use",
               "                self.place_of[key] = self.place_of.pop(key)\n                places.append(None)",
               "                places.append(None)", by=OLDEST),
         wrong("gives up the newest", "next(iter(self.place_of))", "list(self.place_of)[-1]", by=OLDEST),
-        wrong("one block too few", "list(range(num_blocks))", "list(range(num_blocks - 1))", by=ONCE),
         right("the last free place first", "self.free.pop(0)", "self.free.pop()"),
         right("by a clock", BY_CLOCK),
     ),

@@ -43,7 +43,6 @@ BANKS = {
         wrong("at the threshold", "value > self.threshold", "value >= self.threshold", by=INACTIVE),
         wrong("never fires", '"firing" if now_s - self.first_true_s >= self.for_s else "pending"', "'pending'",
               by=WAITS),
-        wrong("only beyond for_s", ">= self.for_s", "> self.for_s", by=WAITS),
         wrong("a dip changes nothing", "            self.first_true_s = None\n            return", "            return", by=DIP),
         wrong("never resolves", "if not is_true:",
               "fires = self.first_true_s is not None and now_s - self.first_true_s > self.for_s\n"

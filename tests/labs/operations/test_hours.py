@@ -2,14 +2,11 @@
 
 import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from twophase_features.policies.whole_prompts import PrefillFirstPolicy
-from twophase_labs.machine.lab import Workbook
 from twophase_labs.operations import costs, dashboards, incidents, overload, unseen
-from twophase_labs.operations.exercises import incidents as exercise
 from twophase_labs.operations.incidents import HEALTHY, HEALTHY_APART, Hour, over
 from twophase_labs.operations.service import MAX_ATTEMPTS, ON_H100, RETRY_S, Setting, Traffic, serve
 
@@ -50,20 +47,6 @@ def test_clients_ask_again_after_each_invalid_answer_and_not_without_end():
         assert any(records[name].arrival_s == pytest.approx(end + RETRY_S) for end in ends)
 
 
-def test_transfers_take_turns_on_the_link():
-    run = serve(SETTINGS["apart"], SHORT, seed=1)
-    assert len(run.transfers) == len(run.records)
-    ends = [each.end_s for each in run.transfers]
-    assert ends == sorted(ends)
-    assert min(each.seconds for each in run.transfers) > 0
-
-
-def test_an_answer_cut_by_a_limit_is_as_long_as_the_limit():
-    run = serve(Setting(max_tokens=40), SHORT, seed=1)
-    assert max(len(record.token_times_s) for record in run.records) == 40
-    assert any(asked.num_wanted > 40 for asked in run.asked.values())
-
-
 def test_samples_count_what_the_records_tell():
     run = HEALTHY.run(4)
     samples = HEALTHY.window(4)
@@ -88,14 +71,6 @@ def test_every_hour_that_is_graded_has_a_healthy_one_of_its_service():
     assert sorted(hour.cause for hour, _ in dashboards.SHOWN.values()) == sorted(incidents.CAUSES)
 
 
-def test_a_curve_shows_rises_of_counters():
-    samples = [
-        {"time_s": t, "answers_total": n, "answer_tokens_total": m}
-        for t, n, m in ((0, 10, 900), (5, 12, 1100), (10, 12, 1100))
-    ]
-    assert dashboards.curve("e", samples) == [None, 100.0, None]
-
-
 def test_nobody_is_forgotten_in_a_flood():
     run = overload.overload(
         lambda now_s, usage, age_s: 3 if usage > 0.5 else 1, replace(overload.FLOOD, length_s=30.0), seed=2
@@ -106,17 +81,6 @@ def test_nobody_is_forgotten_in_a_flood():
     assert all(len(client.token_times_s) <= overload.MAX_ANSWER for client in run.clients)
     assert all(client.asked.kind == "documents" for client in run.clients if client.end == "refused")
     assert max(run.kv_usage) <= 1
-
-
-def test_levels_beyond_the_ladder_count_as_its_ends():
-    traffic = replace(overload.USUAL, length_s=10.0)
-    assert set(overload.overload(lambda *look: 99, traffic).levels) == {overload.LAST}
-    assert set(overload.overload(lambda *look: -7, traffic).levels) == {0}
-
-
-def test_at_the_last_level_a_prompt_is_its_beginning_and_its_end():
-    run = overload.overload(lambda *look: 4, replace(overload.USUAL, length_s=40.0), seed=1)
-    assert max(client.asked.num_prompt_tokens for client in run.clients if client.end != "refused") <= 1064
 
 
 def test_a_bill_adds_up_to_the_steps():
@@ -144,16 +108,3 @@ def test_a_steps_seconds_are_the_rooflines():
     assert costs.step_seconds(ON_H100, chunk, 0) == pytest.approx(
         sum(ON_H100.overhead_s(1)) + flops / machine.flops_per_s + written_s
     )
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("seed", exercise.SEEDS[::4])
-def test_every_right_diagnosis_names_the_cause_of_every_graded_hour(seed):
-    lab = Workbook.find().lab("08")
-    template = lab.templates["8.7"]
-    rights = [answer.source(template) for answer in lab.banks["8.7"] if answer.rejected_by is None]
-    for cell in [template.filled(), *rights]:
-        namespace: dict = {}
-        exec(cell, namespace)
-        for hour in unseen.OF_ITS_SERVICE:
-            exercise.diagnosed(SimpleNamespace(**namespace), hour, seed)

@@ -1,13 +1,11 @@
 """What sections 1 to 3 of lab 8 are made of: clients, scrapes, six terms that add up, alerts played over a burst."""
 
-import asyncio
 import math
 
 import pytest
 from prometheus_client.samples import Sample
 
-from twophase_labs.operations import burst, clients, own_bucket, scrapes
-from twophase_server.tenants import read_tenants
+from twophase_labs.operations import burst, clients, scrapes
 
 
 def sample(name, value, **labels):
@@ -25,12 +23,6 @@ def scraped(at_s=0.0, *, counts=(1, 3, 4), refused=0):
         sample("requests_refused_total", 5, status="400", code=""),
     ]
     return scrapes.Scrape(at_s, tuple(reversed(samples)))
-
-
-def test_values_are_added_up_over_what_labels_leave_open():
-    assert scraped(refused=2).value("requests_refused_total") == 7
-    assert scraped(refused=2).value("requests_refused_total", status="429") == 2
-    assert scraped().value("no_such_series") == 0
 
 
 def test_buckets_come_in_order_and_a_mean_needs_values():
@@ -75,33 +67,3 @@ def test_alerts_see_each_scrape_once_with_its_time():
     assert calls == [(0.0, 0), (1.0, 2), (2.0, 4), (3.0, 6)]
     assert told.first_firing_s == 2.0
     assert "fires after  2.00 s" in told.line
-
-
-def test_what_fails_in_the_clients_thread_is_raised_here():
-    async def fail():
-        await asyncio.sleep(0)
-        raise KeyError("planted")
-
-    with pytest.raises(KeyError, match="planted"):
-        clients.in_a_thread(fail())
-
-
-def test_settings_have_a_key_for_each_tenant():
-    settings = own_bucket.settings_with({"one": "concurrent_requests = 2", "two": ""})
-    tenants = read_tenants(settings.api_keys)
-    assert tenants.find("Bearer one").quota.concurrent_requests == 2
-    assert tenants.find("Bearer two").name == "two"
-
-
-def test_an_own_bucket_stands_for_an_allowance():
-    class Bucket:
-        def wait_s(self, now_s):
-            return 1.5
-
-        def take(self, amount, now_s):
-            taken.append(amount)
-
-    taken: list = []
-    allowance = own_bucket.OwnAllowance(Bucket(), rate_per_s=0.5)
-    allowance.take(1.0)
-    assert (allowance.wait_s(), allowance.per_minute, taken) == (1.5, 30, [1.0])

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import random
 
 import numpy as np
 import pytest
@@ -164,15 +163,6 @@ def test_on_an_engine(tiny_folder):
         assert found.accepted.token_ids[0] % 2 == 0
         never = selection_module.first_accepted(llm, "Once upon", lambda *_: False, params)
         assert never == selection_module.Search(None, 16, 16 * 7)
-
-
-def test_votes_of_random_answers_are_counts():
-    rng = random.Random(0)
-    for _ in range(100):
-        answers = [rng.choice("abcde") for _ in range(rng.randint(1, 9))]
-        found = selection_module.vote(output_of(*map(completion, answers)), first_letter)
-        assert dict(found.weights) == {answer: answers.count(answer) for answer in answers}
-        assert found.share == max(map(answers.count, answers)) / len(answers)
 
 
 @pytest.mark.mutants

@@ -86,10 +86,6 @@ BANKS = {
     "4.7": (
         wrong("keeps the order they came in", "sorted(running, key=lambda sequence: sequence.rank", "list(running",
               by=LETS_ALL),
-        wrong("sorts the caller's list",
-              "left = sorted(running, key=lambda sequence: sequence.rank)\n    decoding, preempted = [], []",
-              "running.sort(key=lambda sequence: sequence.rank)\n    left, decoding, preempted = (running, [], [])",
-              by=LETS_ALL),
         wrong("takes from the best rank", "left.pop()", "left.pop(0)", by=TAKES_FROM),
         wrong("takes from those planned already", TAKES_PLANNED, by=LETS_THE),
         wrong("the freed blocks are lost", "victim.num_own", "1", by=GOES_ON),

@@ -60,9 +60,6 @@ def serve_ahead(device, streams):
 BANKS = {
     "4.9": (
         wrong("tokens in flight do not count", "len(stream.tokens) + num_coming", "len(stream.tokens)", by=LENGTH),
-        wrong("keeps what comes behind the end", "stream.name in tokens and not stream.has_ended",
-              "stream.name in tokens", by=STOP),
-        wrong("launches what has ended", "stream.has_ended or ", "", by=STOP),
         wrong("waits after each launch", "len(in_flight) == 2", "in_flight", by=BUSY),
         wrong("guided as the others", " and not (stream.is_guided and num_coming)", "", by=GUIDED),
         wrong("blocks of a step in flight", " and not any(stream.name in step for step in in_flight)", "", by=STOP),

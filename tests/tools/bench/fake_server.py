@@ -1,8 +1,8 @@
 """A server of few words: a test says which bytes answer each request. It runs in a thread, on 127.0.0.1."""
 
-import asyncio
 import json
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "fake", "object": "model"}]})
 
@@ -40,43 +40,34 @@ class FakeServer:
 
     def __init__(self, answer=lambda body, number: completion(body["max_tokens"]), models=None):
         self.answer, self.models = answer, response(body=MODELS) if models is None else models
-        self.bodies, self.headers = [], []
+        self.bodies, self.headers, self.lock = [], [], threading.Lock()
 
     def __enter__(self):
-        self._loop = asyncio.new_event_loop()
-        started = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(started,))
-        self._thread.start()
-        assert started.wait(60)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever).start()
         return self
 
     def __exit__(self, *error):
-        self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        self._loop.close()
+        self._server.shutdown()
+        self._server.server_close()
 
-    def _run(self, started):
-        self._loop.run_until_complete(self._serve(started))
+    def _handler(self):
+        fake = self
 
-    async def _serve(self, started):
-        self._stopped = asyncio.Event()
-        self._server = await asyncio.start_server(self._handle, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        started.set()
-        await self._stopped.wait()
-        self._server.close()
-        await self._server.wait_closed()
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.wfile.write(fake.models)
 
-    async def _handle(self, reader, writer):
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
-        if head[0].startswith("GET"):
-            writer.write(self.models)
-        else:
-            self.headers.append(headers)
-            self.bodies.append(json.loads(await reader.readexactly(int(headers["content-length"]))))
-            writer.write(self.answer(self.bodies[-1], len(self.bodies) - 1))
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                with fake.lock:
+                    fake.bodies.append(body)
+                    fake.headers.append({name.lower(): value for name, value in self.headers.items()})
+                    number = len(fake.bodies) - 1
+                self.wfile.write(fake.answer(body, number))
+
+            def log_message(self, *args):
+                pass
+
+        return Handler

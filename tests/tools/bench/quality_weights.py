@@ -1,10 +1,8 @@
 """Weights with fewer bits for the gate's tests, made without the engine's own quantisation."""
 
-import shutil
 from dataclasses import replace
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from twophase import LLM
 from twophase.model.linear import TorchLinear, make_linear
@@ -16,17 +14,6 @@ def rounded(weight, bits, group=16):
     least = groups.amin(-1, keepdim=True)
     scale = ((groups.amax(-1, keepdim=True) - least) / (2**bits - 1)).clamp(min=1e-12)
     return (((groups - least) / scale).round() * scale + least).flatten(1).to(weight.dtype)
-
-
-def rounded_folder(folder, target, bits, is_rounded=lambda name: True, group=16):
-    """A copy of a model's folder whose linear layers' weights, those for whose name `is_rounded`, have so many bits."""
-    shutil.copytree(folder, target)
-    tensors = load_file(target / "model.safetensors")
-    linears = [name for name in tensors if name.endswith(("proj.weight", "lm_head.weight")) and is_rounded(name)]
-    assert linears
-    tensors |= {name: rounded(tensors[name], bits, group) for name in linears}
-    save_file(tensors, target / "model.safetensors", {"format": "pt"})
-    return target
 
 
 def plain_weight(linear: TorchLinear) -> torch.Tensor:

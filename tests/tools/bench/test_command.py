@@ -5,11 +5,9 @@ import json
 import pytest
 import torch
 
-from tests.tools.cli.conftest import run_cli, twophase  # noqa: F401  (a fixture)
-
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not run here: about machines without a GPU")
-def test_kernels_without_cuda_makes_up_nothing(twophase, tmp_path):  # noqa: F811
+def test_kernels_without_cuda_makes_up_nothing(twophase, tmp_path):
     assert twophase("bench", "kernels") == (0, "not run here: needs CUDA\n", "")
     exit_code, out, _ = twophase("bench", "kernels", "--json")
     found = json.loads(out)
@@ -38,7 +36,7 @@ class Report:
 
 @pytest.mark.parametrize(("problems", "exit_code"), [((), 0), (("rope: torch.compile: something else",), 1)])
 def test_a_run_fails_if_anything_differs_and_is_written_all_the_same(
-    twophase,  # noqa: F811
+    twophase,
     monkeypatch,
     tmp_path,
     problems,
@@ -52,17 +50,3 @@ def test_a_run_fails_if_anything_differs_and_is_written_all_the_same(
     monkeypatch.setattr("twophase_tools.bench.kernels.bench_kernels", lambda quick, say: Report(*problems))
     found = twophase("bench", "kernels", "--results", tmp_path)
     assert found == (exit_code, "a table\n", f"wrote {tmp_path / 'date-gpu.json'}\n{err}")
-
-
-@pytest.mark.parametrize("option", [("--results", "."), ("--quick",)])
-def test_a_dry_run_has_no_times_to_show(twophase, option):  # noqa: F811
-    exit_code, _, err = twophase("bench", "kernels", "--dry-run", *option)
-    assert exit_code == 2
-    assert "a dry run measures nothing" in err
-
-
-@pytest.mark.full
-def test_a_dry_run_as_users_start_it():
-    done = run_cli("bench", "kernels", "--dry-run")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "paged_prefill" in done.stdout

@@ -6,8 +6,6 @@ import sys
 import pytest
 
 from tests.tools.bench.peers import fakes
-from tests.tools.cli.conftest import twophase  # noqa: F401  (a fixture)
-from twophase_tools.bench import engine
 from twophase_tools.bench.engine import EngineReport, Result, Workload, take_turns
 from twophase_tools.bench.machine import record_machine
 from twophase_tools.bench.peers import process
@@ -73,7 +71,7 @@ def test_a_table_for_a_page():
     assert lines[6:9] == ["folder on cpu, attention torch, 2 threads", "  ours: package 1", "  rival: package 2"]
 
 
-def test_all_engines_on_a_tiny_model(twophase, tiny_folder, tmp_path, monkeypatch):  # noqa: F811
+def test_all_engines_on_a_tiny_model(twophase, tiny_folder, tmp_path, monkeypatch):
     """Ours and transformers' as they are, which write the same tokens; a stand-in for vLLM."""
     for name, value in fakes.install(tmp_path).items():
         if name != "PYTHONPATH":  # ours would find the stand-in for torch
@@ -93,26 +91,3 @@ def test_all_engines_on_a_tiny_model(twophase, tiny_folder, tmp_path, monkeypatc
     assert [each["num_equal"] for each in found["ragged"][:3]] == [3, 3, 3]
     assert all(each["peak_memory_bytes"] is None or each["peak_memory_bytes"] > 0 for each in results)
     assert "single, round 1 of 1, twophase: " in err
-
-
-@pytest.mark.full
-def test_what_our_engine_cannot_be_rounded_to_is_a_row_that_failed(tiny_folder, monkeypatch):
-    monkeypatch.setattr(process, "LAST_WORDS_S", 1)
-    report = engine.bench_engine(str(tiny_folder), device="cpu", num_threads=1, quick=True, weights=("int4",))
-    assert [(each.workload, each.name) for each in report.results] == [("single", "twophase"), ("ragged", "twophase")]
-    assert all("groups" in each.problem for each in report.results)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--vllm-python", "/no/python"), "--vllm-python must be a file that can be run"),
-        (("--weights", "fp32,int3"), "got int3"),
-        (("--weights", "fp32", "--dtype", "bfloat16"), "--dtype bfloat16 cannot be given"),
-        (("--repeats", "0"), "at least 1"),
-    ],
-)
-def test_options_that_cannot_be(twophase, words, said):  # noqa: F811
-    exit_code, out, err = twophase("bench", "engine", *words)
-    assert (exit_code, out) == (2, "")
-    assert said in err

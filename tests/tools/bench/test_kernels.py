@@ -3,15 +3,12 @@
 import json
 import warnings
 from collections import Counter
-from dataclasses import fields, replace
-from pathlib import Path
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from twophase.core.errors import BackendUnavailableError
-from twophase_tools.bench import kernels
 from twophase_tools.bench.cuda_timer import Flush
 from twophase_tools.bench.kernel_cases import FULL, QUICK, CaseTable, KernelCase
 from twophase_tools.bench.kernel_variants import (
@@ -30,10 +27,8 @@ from twophase_tools.bench.kernels import (
     make_report,
     measure_case,
 )
-from twophase_tools.bench.machine import gpu_clocks
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[3]
 INTERPRETED = CaseTable(QUICK, torch.float32, CPU, may_compile=False)
 
 
@@ -69,22 +64,6 @@ def test_contenders_compute_the_same_and_nothing_breaks(dry):
     assert compared >= {"SDPA math", "FlexAttention", "torch eager", "torch.compile", REFERENCE}
 
 
-def test_contenders_take_bfloat16():
-    """The dtype of the timed runs, which the interpreter refuses: ours is left out, and the first contender stands for it."""
-    for case in CaseTable(QUICK, torch.bfloat16, CPU, may_compile=False):
-        (_, first), *others = [rival for rival in case.make_variants().items() if rival[0] != OURS]
-        found = measure(replace(case, make_variants=lambda first=first, others=others: {OURS: first, **dict(others)}))
-        assert [variant for variant in found.variants if variant.status in ("failed", "wrong")] == [], found
-
-
-def test_who_pays_for_padding_says_so(dry):
-    names = {result.label: {variant.name for variant in result.variants} for result in dry.results}
-    assert {"SDPA flash", "FlexAttention"} <= names["B=2, 48 keys"]
-    assert {"SDPA flash, padded, mask", "FlexAttention, padded"} <= names["B=4, mixed lengths, 3 to 48 keys"]
-    assert {"SDPA flash, mask", "FlexAttention"} <= names["verify 5 of 48 tokens"]
-    assert {"SDPA flash, padded, mask", "FlexAttention, padded"} <= names["B=3, mixed chunks"]
-
-
 def test_a_dry_run_gives_no_times(dry):
     assert all(variant.elapsed_s is None for result in dry.results for variant in result.variants)
     if not torch.cuda.is_available():
@@ -94,34 +73,6 @@ def test_a_dry_run_gives_no_times(dry):
 
 
 # The table.
-
-
-def test_the_full_table_is_the_one_of_the_design():
-    cases = list(CaseTable(FULL, torch.bfloat16, CPU))
-    labels = [f"{case.kernel} {case.label}" for case in cases]
-    for batch in (1, 8, 64):
-        for keys in ("1,024", "8,192", "32,768"):
-            assert f"paged_decode B={batch}, {keys} keys" in labels
-    for tokens in ("1,024", "4,096", "16,384"):
-        assert f"paged_prefill {tokens} tokens" in labels
-    assert "paged_decode B=64, one long beside short, 512 to 32,768 keys" in labels
-    assert "paged_decode B=64, mixed lengths, 256 to 16,384 keys" in labels
-    assert "paged_decode verify 5 of 32,768 tokens" in labels
-    assert len(labels) == len(set(labels))
-    # Few tokens after many are bound by reading; chunks are not.
-    assert {case.kernel for case in cases if case.only_reads} == {
-        "paged_decode",
-        "int4_linear",
-        "int8_linear",
-        "fp8_linear",
-    }
-
-
-def test_mixed_lengths_cover_the_range_evenly_and_in_no_order():
-    lengths = dict(FULL.ragged_decodes)["mixed lengths"]
-    assert (len(lengths), len(set(lengths)), min(lengths), max(lengths)) == (64, 64, 256, 16384)
-    assert sum(length < 2048 for length in lengths) == 32
-    assert list(lengths) not in (sorted(lengths), sorted(lengths, reverse=True))
 
 
 def test_bytes_of_a_decode():
@@ -144,21 +95,16 @@ def report():
     return make_report(cases, counting_timer, torch.float32, CPU)
 
 
-def test_json(report):
-    found = json.loads(json.dumps(report.to_dict()))
-    assert found["status"] == "measured"
-    assert found.keys() == {"status", "problems", "machine", "dtype", "roofs", "before", "after", "results"}
-    assert found["results"][0]["variants"][0] == {
-        "name": OURS, "status": "timed", "elapsed_s": 1e-3, "not_run": None, "difference": None
-    }  # fmt: skip
-
-
 def test_a_results_file_is_named_by_date_and_gpu_and_never_overwritten(report, tmp_path):
     first, second = (report.save(tmp_path / "new folder") for _ in range(2))
     assert first.name.startswith(f"{report.machine.date_utc[:10]}-")
-    assert second.stem == f"{first.stem}-2"
-    assert first.suffix == second.suffix == ".json"
-    assert json.loads(first.read_text()) == json.loads(json.dumps(report.to_dict()))
+    assert (second.stem, first.suffix, second.suffix) == (f"{first.stem}-2", ".json", ".json")
+    found = json.loads(first.read_text())
+    assert found == json.loads(json.dumps(report.to_dict()))
+    assert found["status"] == "measured"
+    assert found["results"][0]["variants"][0] == {
+        "name": OURS, "status": "timed", "elapsed_s": 1e-3, "not_run": None, "difference": None
+    }  # fmt: skip
 
 
 def test_shares_and_ratios(report):
@@ -169,39 +115,6 @@ def test_shares_and_ratios(report):
     assert " 50% " in ours
     assert "1.50x" in rival
     assert " 25% " in next(iter(replace(result, only_reads=True).to_lines(Roofs(4e9, 8e9, 1.0))))
-
-
-def test_without_nvidia_smi_the_state_is_unknown(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34"))
-    assert gpu_clocks(torch.device("cuda", 0)) is None
-    assert gpu_clocks(CPU) is None
-
-
-def of_fields(record, values):
-    """Earlier runs have noted more."""
-    return record(**{field.name: values[field.name] for field in fields(record)})
-
-
-def test_results_of_earlier_runs_are_read():
-    """The committed files have all that is written."""
-    files = [path for path in (ROOT / "kernels/results").glob("*.json") if "roofs" in json.loads(path.read_text())]
-    assert files
-    for path in files:
-        found = json.loads(path.read_text())
-        assert found.keys() == {"status", "problems", "machine", "dtype", "roofs", "before", "after", "results"}
-        for row in found["results"]:
-            variants = tuple(of_fields(VariantResult, each) for each in row["variants"])
-            case = of_fields(CaseResult, row | {"variants": variants})
-            assert list(case.to_lines(Roofs(**found["roofs"])))
-
-
-def test_the_gpu_is_looked_at_before_and_after(monkeypatch):
-    left, said = iter([{"clocks.sm": "1 MHz"}, {"clocks.sm": "2 MHz"}]), []
-    monkeypatch.setattr(kernels, "gpu_clocks", lambda device: next(left))
-    found = make_report([case_of({OURS: torch.zeros(2)})], None, torch.float32, CPU, said.append)
-    assert said == ["k l"]
-    assert "before: clocks.sm 1 MHz\nafter: clocks.sm 2 MHz\n" in found.to_text()
 
 
 # Contenders that do something else, break, or cannot run.
@@ -219,15 +132,6 @@ def case_of(answers, **options):
 
 def measure(case, timer=counting_timer):
     return measure_case(case, timer)
-
-
-def test_a_rival_that_fails_is_reported_and_the_others_run():
-    found = measure(case_of({OURS: torch.ones(2), "broken": lambda: 1 / 0, "fine": torch.ones(2)}))
-    ours, broken, fine = found.variants
-    assert (ours.status, ours.elapsed_s, ours.difference) == ("timed", 1e-3, None)
-    assert (broken.status, broken.not_run) == ("failed", "not run: ZeroDivisionError: division by zero")
-    assert (fine.status, fine.difference) == ("timed", 0.0)
-    assert list(found.problems) == ["k l: broken: not run: ZeroDivisionError: division by zero"]
 
 
 @pytest.mark.parametrize(
@@ -255,25 +159,9 @@ def test_a_rival_that_does_other_work_is_not_timed(other):
     assert problem == "k l: rival: not timed: it computes something else (allowed 1e-03)"
 
 
-def test_an_answer_is_compared_as_the_first_call_gave_it():
-    """Some write over it with each call, and the timer makes many."""
-
-    def doubling():
-        x = torch.ones(2) / 2
-        return lambda: x.mul_(2)
-
-    found = measure(case_of({OURS: doubling(), "rival": torch.ones(2)}))
-    assert found.variants[1].difference == 0.0
-
-
 def test_a_case_that_compares_nothing_is_a_problem():
     found = measure(case_of({OURS: torch.ones(2)}), None)
     assert list(found.problems) == ["k l: nothing to compare with"]
-
-
-def test_a_reference_is_not_timed():
-    found = measure(case_of({OURS: torch.ones(2), REFERENCE: torch.ones(2)}, is_timed=False))
-    assert [(v.status, v.not_run) for v in found.variants] == [("untimed", "compared only")] * 2
 
 
 def test_a_time_of_zero_is_not_a_time(report):
@@ -281,14 +169,6 @@ def test_a_time_of_zero_is_not_a_time(report):
     result = measure(case_of({OURS: torch.zeros(2)}), lambda function: 0.0)
     assert (result.ours.elapsed_s, result.ours.status) == (None, "untimed")
     assert "too short to be told from the noise" in next(iter(result.to_lines(report.roofs)))
-
-
-def test_each_case_starts_with_a_compiler_that_has_seen_no_other(monkeypatch):
-    calls = []
-    monkeypatch.setattr(torch.compiler, "reset", lambda: calls.append("reset"))
-    for _ in range(2):
-        measure(case_of({OURS: lambda: calls.append("ours") or torch.ones(2)}), None)
-    assert calls == ["reset", "ours"] * 2
 
 
 @pytest.mark.full  # it compiles C++
@@ -311,31 +191,7 @@ def test_what_torch_compiles_is_compiled_whole_and_right(case):
     assert [variant.status for variant in compiling] == ["timed"], compiling
 
 
-def test_inputs_that_do_not_fit_are_reported():
-    def variants():
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 GiB.")
-
-    found = measure(KernelCase("k", "l", Work(1, 1), variants, 1e-3))
-    assert (found.ours.status, found.ours.not_run) == ("unavailable", "not run: OutOfMemoryError: CUDA out of memory")
-    assert list(found.problems) == []
-
-
 # How far two answers are apart.
-
-
-def test_a_single_wrong_row_counts_in_full():
-    x = torch.randn(1000, 64)
-    y = x.clone()
-    y[700] = -y[700]
-    assert difference((y,), (x,)) == pytest.approx(2.0)
-    assert difference((x,), (x,)) == 0.0
-
-
-def test_rows_of_zeros():
-    zeros, x = torch.zeros(2, 4), torch.eye(2, 4)
-    assert difference((zeros,), (zeros,)) == 0.0
-    assert difference((x,), (zeros,)) == float("inf")
-    assert difference((torch.zeros(0, 4),), (torch.zeros(0, 4),)) == 0.0
 
 
 # The timer.
@@ -369,3 +225,30 @@ def test_interpreted_kernels_are_not_timed():
         BackendUnavailableError, match="compiled for a GPU; here they are compiled for the CPU, because"
     ):
         bench_kernels()
+
+
+def test_a_rival_that_fails_or_does_not_fit_is_reported_and_the_others_run():
+    def too_large():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 GiB.")
+
+    found = measure(case_of({OURS: torch.ones(2), "broken": lambda: 1 / 0, "fine": torch.ones(2)}))
+    ours, broken, fine = found.variants
+    assert (ours.status, ours.elapsed_s, ours.difference) == ("timed", 1e-3, None)
+    assert (broken.status, broken.not_run) == ("failed", "not run: ZeroDivisionError: division by zero")
+    assert (fine.status, fine.difference) == ("timed", 0.0)
+    assert list(found.problems) == ["k l: broken: not run: ZeroDivisionError: division by zero"]
+    found = measure(KernelCase("k", "l", Work(1, 1), too_large, 1e-3))
+    assert (found.ours.status, found.ours.not_run) == ("unavailable", "not run: OutOfMemoryError: CUDA out of memory")
+    assert list(found.problems) == []
+
+
+def test_how_far_two_answers_are_apart():
+    """A single wrong row counts in full."""
+    x = torch.randn(1000, 64)
+    y = x.clone()
+    y[700] = -y[700]
+    zeros, eye = torch.zeros(2, 4), torch.eye(2, 4)
+    assert difference((y,), (x,)) == pytest.approx(2.0)
+    assert difference((eye,), (zeros,)) == float("inf")
+    for same in (x, zeros, torch.zeros(0, 4)):
+        assert difference((same,), (same,)) == 0.0

@@ -25,22 +25,6 @@ def test_the_record_is_json_and_says_what_is_here():
     assert metadata.version("torch") in record.to_text()
 
 
-def test_gpus_are_recorded(monkeypatch):
-    class Properties:
-        name, major, minor, total_memory, multi_processor_count, L2_cache_size = "T9", 9, 0, 10 * 1024**3, 132, 50
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
-    record = machine.record_machine()
-    assert record.gpus == (machine.GpuRecord("T9", "9.0", 10 * 1024**3, 132, 50),)
-    assert "T9, capability 9.0, 132 SMs, 10 GiB" in record.to_text()
-
-
-def test_missing_packages_are_left_out():
-    assert machine.installed_versions(("no-such-package-here", "torch")) == {"torch": metadata.version("torch")}
-
-
 def test_roofs_count_bytes_and_operations(monkeypatch):
     monkeypatch.setattr(machine, "median_time_s", lambda function, device, repeats: 0.5)
     # A copy reads and writes; a product multiplies and adds.

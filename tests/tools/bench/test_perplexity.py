@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
-from tests.model.conftest import smollm2_folder  # noqa: F401  (a fixture)
 from twophase import LLM
 from twophase.core.errors import InvalidRequestError
 from twophase_tools.bench.perplexity import perplexity, prose, step_logits, token_losses
@@ -33,7 +32,7 @@ def test_losses_are_those_of_transformers_whatever_the_steps(tiny_folder, budget
     torch.testing.assert_close(losses, losses_of_transformers(tiny_folder, TEXT), atol=1e-4, rtol=1e-5)
 
 
-def test_on_the_real_model(smollm2_folder):  # noqa: F811
+def test_on_the_real_model(smollm2_folder):
     llm = open_llm(smollm2_folder, budget=100, max_model_len=256, num_kv_blocks=64)
     token_ids = llm.tokenizer.encode(prose())[:150]
     expected = losses_of_transformers(smollm2_folder, token_ids)

@@ -4,12 +4,9 @@ import json
 
 import pytest
 
-from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
-from tests.tools.cli.conftest import run_cli, twophase  # noqa: F401  (a fixture)
-from twophase_tools.bench.machine import record_machine
-from twophase_tools.bench.techniques import Case, Report
+from tests.tools.conftest import run_cli
 
 
 @pytest.fixture(scope="module")
@@ -52,27 +49,3 @@ def test_window(folder):
     assert everything == 640 // 16
     assert none <= sinks < 64 // 16 + 4
     assert rows["all keys"]["perplexity"] != rows["window 64, 4 sinks"]["perplexity"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("speculative", "--repeats", "0"), "--repeats: must be at least 1"),
-        (("window", "--device", "nowhere"), "nowhere"),
-    ],
-)
-def test_what_cannot_be_is_refused(twophase, tiny_folder, words, said):  # noqa: F811
-    exit_code, out, err = twophase("bench", *words, "--model", tiny_folder)
-    assert (exit_code, out) == (2, "")
-    assert said in err
-
-
-def test_text_has_a_row_for_each_way():
-    cases = Case("a case", {"one way": {"seconds": 1.5, "blocks": 12345}, "another": {"seconds": None, "blocks": 3}})
-    lines = Report("x", "folder", (cases,), record_machine()).to_text().splitlines()
-    assert lines[0] == "a case"
-    assert [line.split() for line in lines[1:4]] == [
-        ["seconds", "blocks"],
-        ["one", "way", "1.5", "12,345"],
-        ["another", "3"],
-    ]

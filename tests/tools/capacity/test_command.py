@@ -63,14 +63,6 @@ def test_json(twophase, config_file):
     assert json.loads(twophase("plan", config_file(model="llama-3-70b"), "--json")[1])["times"]["alone"] is None
 
 
-def test_a_gpu_of_your_own(twophase, config_file):
-    hardware = "{name: mine, memory: 24 GiB, flops_per_s: 165e12, bytes_per_s: 1.008e12, link_bytes_per_s: 32e9}"
-    code, out, _ = twophase("plan", config_file(hardware=hardware, tensor_parallel_size=2))
-    assert code == 0
-    assert "on 2 x mine" in out
-    assert "bytes, 65,536 of them on each GPU" in out
-
-
 def test_one_token_has_no_tpot(twophase, config_file):
     out = twophase("plan", config_file(workload="{rate: 1, prompt_tokens: 900, output_tokens: 1}"))[1]
     assert re.search(r"^alone .* ms +- ", out, re.MULTILINE)

@@ -7,7 +7,6 @@ from tests.quantization.writers import say
 from tests.tools.capacity.plans import plan, text
 from twophase.core.errors import ConfigError
 from twophase_tools.capacity.config import EXAMPLE, config_of, parse_config, read_config
-from twophase_tools.capacity.units import bytes_of, in_both
 from twophase_tools.simulate.cost_model import Assumptions
 
 MISTAKES = [
@@ -16,32 +15,23 @@ MISTAKES = [
     ({"model": None}, "model is missing"),
     ({"workload": "{rate: 1, prompt_tokens: 1}"}, "workload.output_tokens is missing"),
     ({"workload": "fast"}, "workload must be lines of `key: value`, got 'fast'"),
-    ({"slo": ""}, "slo must be lines"),
     ({"slo": "{}"}, "limits ttft_s, tpot_s or both"),
     ({"max_num_seqs": "many"}, "max_num_seqs must be a whole number in [1, 1,000,000,000], got 'many'"),
-    ({"max_num_seqs": 0}, "got '0'"),
     ({"max_num_seqs": 64.5}, "got '64.5'"),
     ({"max_num_seqs": "9" * 5000}, "whole number"),
     ({"max_model_len": 1}, "max_model_len must be a whole number in [2,"),
     ({"block_size": 24}, "power of two"),
     ({"workload": "{rate: 0, prompt_tokens: 9, output_tokens: 9}"}, "workload.rate must be a number in [1e-12, 1e+09]"),
-    ({"workload": "{rate: .nan, prompt_tokens: 9, output_tokens: 9}"}, "workload.rate must be a number"),
-    ({"slo": "{ttft_s: nan}"}, "slo.ttft_s must be a number"),
     ({"gpu_memory_utilization": 90}, "in [1e-12, 1], got '90'"),
     ({"assumptions": "{compute_efficiency: 1.5}"}, "compute_efficiency is a share"),
     ({"assumptions": "{compute_efficiency: 1e-300}"}, "assumptions.compute_efficiency must be a number in [1e-12"),
-    ({"assumptions": "{schedule_s: -1}"}, "in [0, 1e+21], got '-1'"),
     ({"workspace": "1 gb"}, "workspace must be a size such as 80 GB (powers of ten) or 74.5 GiB (powers of two), got"),
-    ({"workspace": "-1 GB"}, "must be a size"),
     ({"dtype": "bf16"}, "dtype must be one of bfloat16, float16, float32, got 'bf16'"),
-    ({"kv_cache_dtype": "{a: 1}"}, "kv_cache_dtype must be one of auto,"),
     ({"hardware": "h1000"}, "hardware must be one of a100, h100, h200, mi300x, got 'h1000'"),
-    ({"hardware": "{memory: 80 GB, flops_per_s: 1e15}"}, "hardware.bytes_per_s is missing"),
     ({"hardware": "{memory: 80 GB, flops_per_s: 1e15, bytes_per_s: 0}"}, "hardware.bytes_per_s must be a number in [1,"),
     ({"hardware": "{memory: 80 GB, flops_per_s: 1e15, bytes_per_s: 1e12}", "tensor_parallel_size": 2}, "needs link_bytes_per_s"),
     ({"model": "lama-3-8b"}, "model must be one of smollm2-135m, llama-3-8b, llama-3-70b, or a folder"),
     ({"model": "."}, "model cannot be read"),
-    ({"model": '"a\\0b"'}, "model"),
     ({"max_num_batched_tokens": 100}, "must be at least max_num_seqs, so that every running sequence can decode"),
     ({"max_model_len": 1249}, "a mean request of 1,250 tokens is refused by max_model_len 1,249"),
     ({"model": "smollm2-135m", "quantization": "int4_g128"}, "rounds in groups of 128, which do not divide"),
@@ -98,12 +88,6 @@ def test_a_folder_is_looked_for_from_the_file_on(tiny_folder):
         plan(model=tiny_folder)
 
 
-def test_layers_of_two_kinds_have_no_plan(tmp_path):
-    folder, _ = make_folder("gemma3", tmp_path)
-    with pytest.raises(ConfigError, match="layers that see all keys and layers that see a window"):
-        plan(model=folder, max_model_len=64)
-
-
 def test_weights_that_are_quantised_already(tmp_path):
     folder, _ = make_folder("llama", tmp_path, hidden_size=64, intermediate_size=96, num_attention_heads=4)
     say(folder, {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True})
@@ -118,10 +102,3 @@ def check_units(units):
     assert units.bytes_of("80 GiB") == 80 * 2**30
     assert units.bytes_of("0.3 kB") == 300
     assert units.in_both(16 * 2**30) == "17.18 GB (16.00 GiB)"
-
-
-def test_units():
-    from twophase_tools.capacity import units
-
-    check_units(units)
-    assert in_both(bytes_of("1 GB")) == "1.00 GB (0.93 GiB)"

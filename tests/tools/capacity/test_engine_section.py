@@ -152,9 +152,3 @@ def check_options(module) -> None:
         options["num_kv_blocks"]
         == plan(hardware="{memory: 24 GB, flops_per_s: 1e12, bytes_per_s: 1}").memory.num_blocks
     )
-
-
-def test_options_by_hand():
-    from twophase_tools.capacity import engine_section
-
-    check_options(engine_section)

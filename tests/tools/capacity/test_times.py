@@ -9,7 +9,6 @@ from tests.tools.capacity.plans import plan
 from twophase.core.request import Request, SamplingParams
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.capacity.config import Workload
-from twophase_tools.capacity.steady_state import Server
 from twophase_tools.capacity.workload_cost import WorkloadCost
 from twophase_tools.load.slo import Slo
 from twophase_tools.simulate.cost_model import Assumptions, RooflineCostModel
@@ -30,20 +29,6 @@ def toy_cost(prompt_tokens, output_tokens):
     return WorkloadCost(model, Workload(1.0, prompt_tokens, output_tokens))
 
 
-def test_a_request_alone_by_hand():
-    """A prompt of 100 in chunks of 60 and 40, then 3 decodes that read 101, 102 and 103 keys."""
-    cost = toy_cost(100, 4)
-    alone = Server(cost, 60, 1).alone()
-    host_s = 2 + 3 + 2 * 0.25
-    first_s = (2 * 1152 * 60 + 64 * 60 * 61 / 2) / 1000
-    second_s = (2 * (1152 * 40 + 80) + 64 * (60 * 40 + 40 * 41 / 2)) / 1000
-    written_s = 100 * 32 / 100
-    assert alone.ttft_s == pytest.approx(first_s + second_s + written_s + 2 * host_s)
-    # Bound by memory: weights of 2,464 bytes, 102 keys read and 1 written.
-    assert alone.tpot_s == pytest.approx((2464 + 103 * 32) / 100 + host_s)
-    assert (alone.num_requests, alone.num_decodes) == (1, 1)
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_chunks_token_by_token(seed):
     """The oracle counts the keys that each query of each chunk sees."""
@@ -60,14 +45,6 @@ def test_chunks_token_by_token(seed):
     assert prefill.last == loads[-1]
     assert prefill.total == StepLoad(*(sum(terms) for terms in zip(*loads, strict=True)))
     assert cost.mean_context == pytest.approx(statistics.mean(range(length + 1, length + 5)))
-
-
-def test_ridge_by_hand():
-    """Arithmetic and memory of the products take equally long at b: 2,464 bytes at 100/s, 2 * 1,232 b at 1000/s."""
-    ridge = toy_cost(3, 2).ridge_batch
-    assert ridge == toy_cost(300, 2).ridge_batch == pytest.approx(10)
-    flops, num_bytes = toy_cost(3, 2).cost_model.kernels(StepLoad(ridge, ridge, ridge, ridge * 4, 0, 0))[0]
-    assert flops / 1000 == pytest.approx(num_bytes / 100)
 
 
 def test_littles_law_and_the_limits():
@@ -116,21 +93,6 @@ def test_the_highest_load_within_a_promise():
     assert plan(slo="{tpot_s: 100}").within_slo == found.saturated
     assert plan(slo="{tpot_s: 0.0001}").within_slo is None
     assert found.server.within(Slo(ttft_s=0.1)).ttft_s == pytest.approx(0.1, rel=1e-3)
-
-
-def test_one_token_only():
-    found = plan(workload="{rate: 1, prompt_tokens: 1000, output_tokens: 1}")
-    assert found.at_rate.tpot_s is None
-    assert found.at_rate.ttft_s > found.alone.ttft_s
-
-
-def test_what_a_narrow_cache_saves():
-    base, saved = (
-        plan(max_model_len=32768, kv_cache_dtype=dtype, workload="{rate: 1, prompt_tokens: 16000, output_tokens: 500}")
-        for dtype in ("auto", "int8")
-    )
-    assert saved.alone.tpot_s < base.alone.tpot_s
-    assert saved.at_limit.num_requests > base.at_limit.num_requests
 
 
 def test_absurd_sizes_take_no_time():

@@ -1,7 +1,5 @@
 """Swim lanes from the timeline that was made by hand."""
 
-import pytest
-
 from tests.tools.load.timeline import RECORDS, STEPS, A, B, C, D, step
 from twophase_tools.load import lanes
 from twophase_tools.load.records import RequestRecord
@@ -70,14 +68,3 @@ def test_completions_that_fork_have_lanes_of_their_own():
     assert (first.name, second.name) == ("A", "A.1")
     assert spans(second) == [("decode", 11, 19)]
     assert second.token_times_s == (20,)
-
-
-def test_two_requests_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="'A'"):
-        lanes.lanes_of([A, B, A], STEPS)
-
-
-def test_who_starts_at_once_has_no_span_of_waiting():
-    record = RequestRecord("A", 1, 1, (10,), 10, 8, finish_reason="length")
-    assert spans(lanes.lanes_of([record], STEPS[:1])[0]) == [("prefill", 1, 9)]
-    assert C.queue_s == 39

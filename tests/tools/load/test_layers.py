@@ -3,16 +3,17 @@
 import subprocess
 import sys
 
-
-def test_serving_imports_no_tensors():
-    code = (
-        "import sys; import twophase_tools.load.report, twophase_tools.load.lanes;"
-        "heavy = {'torch', 'numpy', 'matplotlib', 'twophase.engine', 'twophase.scheduling'} & set(sys.modules);"
-        "assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+import pytest
 
 
-def test_pictures_import_no_tensors():
-    code = "import sys; import twophase_tools.load.pictures; assert not {'torch', 'twophase.engine'} & set(sys.modules)"
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("report lanes", "torch numpy matplotlib twophase.engine twophase.scheduling"),
+        ("pictures", "torch twophase.engine"),
+    ],
+)
+def test_serving_imports_no_tensors(modules, heavy):
+    imports = "".join(f"import twophase_tools.load.{module}; " for module in modules.split())
+    code = f"import sys; {imports}found = {set(heavy.split())} & set(sys.modules); assert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True)

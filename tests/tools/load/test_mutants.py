@@ -1,10 +1,11 @@
-"""Planted bugs in what measures serving, and the tests that find them."""
+"""Planted bugs in what loads a server and measures serving, and the tests that find them."""
 
 from types import ModuleType
 
 import pytest
 
 from tests.mutation import KillTable, Mutant
+from tests.tools.bench import test_http_client as http
 from tests.tools.bench import test_serve as serving
 from tests.tools.load import test_lanes as lanes
 from tests.tools.load import test_latency as latency
@@ -12,7 +13,7 @@ from tests.tools.load import test_records as records
 from tests.tools.load import test_report as report
 from tests.tools.load import test_workloads as workloads
 
-LOAD, SERVE = "twophase_tools.load.", "twophase_tools.bench.serve"
+LOAD, SERVE, HTTP = "twophase_tools.load.", "twophase_tools.bench.serve", "twophase_tools.bench.http_client"
 
 
 def one_bad():
@@ -75,6 +76,14 @@ MUTANTS = {
         ("it sleeps through an arrival", "min([may_sleep_s, *(time_s - log.elapsed_s for time_s in next_s if time_s is not None)])", "may_sleep_s", serving.test_an_idle_engine_is_left_alone_until_the_next_arrival),
         ("the limit is forgotten while busy", "now_s >= duration_limit_s:", "now_s >= duration_limit_s and not engine.has_unfinished_requests():", serving.test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come),
         ("aborted ones are not reported", "        if aborted is not None:\n", "        if False:\n", serving.test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come),
+    ],
+    (HTTP, http): [
+        ("the clock is not waited for", "await asyncio.sleep(max(0.0, due_s - now_s()))", "pass", http.test_in_the_open_loop_requests_come_by_the_clock),
+        ("one after the other", "clients.create_task(_ask(ask, request, token_ids, due_s, log, now_s))", "await _ask(ask, request, token_ids, due_s, log, now_s)", http.test_in_the_open_loop_requests_come_by_the_clock),
+        ("one client is enough", "for _ in range(num_clients):", "for _ in range(1):", http.test_in_a_closed_loop_a_client_sends_when_its_last_request_has_ended),
+        ("a chunk is a token", "* (progress.num_tokens - len(times_s))", "", http.test_several_tokens_may_come_at_once),
+        ("a refusal is an abort", 'refusal, last = str(error), last._replace(finish_reason="error")', "refusal = str(error)", http.test_a_refusal_stops_nobody),
+        ("the limit is no cut", "was_cut=bool(unfinished)", "was_cut=False", http.test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come),
     ],
 }  # fmt: skip
 CASES = [

@@ -7,7 +7,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pytest
 
-from tests.tools.load.timeline import RECORDS, STEPS, A
+from tests.tools.load.timeline import RECORDS, STEPS
 from twophase_tools.load import pictures
 
 
@@ -52,36 +52,6 @@ def test_swim_lanes_by_hand():
     assert len(figure.legends[0].get_texts()) == 6
 
 
-def test_swim_lanes_in_milliseconds():
-    axes = pictures.draw_swim_lanes([A], STEPS, milliseconds=True).axes[0]
-    assert boxes(axes, pictures.SPAN_COLOURS["waiting"]) == [(0, 0, 1000)]
-    assert axes.get_xlabel().endswith(", ms")
-
-
-def test_panels_of_runs_share_one_axis_and_one_legend():
-    panels = {"all": (RECORDS, STEPS), "A alone": ([A], STEPS)}
-    figure = pictures.draw_lane_panels(panels)
-    first, second = figure.axes
-    assert [axes.get_title(loc="left") for axes in figure.axes] == list(panels)
-    assert boxes(second, pictures.SPAN_COLOURS["waiting"]) == [(0, 0, 1)]
-    assert first.get_xlim() == second.get_xlim()
-    assert first.get_xlim()[1] > 65  # the longer run's end
-    assert not first.get_xlabel()
-    assert second.get_xlabel().endswith(", s")
-    assert first.get_legend() is second.get_legend() is None
-    (legend,) = figure.legends
-    assert len(legend.get_texts()) == 6
-
-
-def test_a_limit_far_above_is_named_and_left_outside():
-    axes = pictures.draw_batch_composition(STEPS, token_budget=1000).axes[0]
-    assert "token budget: 1,000, far above" in legend(axes)
-    assert axes.get_ylim()[1] < 20
-    near = pictures.draw_batch_composition(STEPS, token_budget=12).axes[0]
-    assert "token budget: 12" in legend(near)
-    assert near.get_ylim()[1] > 12
-
-
 def test_batches_by_hand():
     axes = pictures.draw_batch_composition(STEPS).axes[0]
     decodes, prefills = axes.containers
@@ -96,11 +66,3 @@ def test_nothing_can_be_drawn(tmp_path):
         pictures.draw_batch_composition([], token_budget=5),
     ):
         figure.savefig(tmp_path / "empty.png")
-
-
-def test_many_lanes_have_no_names():
-    import dataclasses
-
-    many = [dataclasses.replace(A, request_id=str(i)) for i in range(60)]
-    axes = pictures.draw_swim_lanes(many, []).axes[0]
-    assert axes.get_ylabel() == "60 requests, by arrival"

@@ -23,27 +23,13 @@ def test_the_worked_example():
     assert record.is_completed
 
 
-def test_times_count_from_arrival():
-    record = make(arrival_s=100.5, scheduled_s=101, times_s=(102,), finished_s=102)
-    assert (record.queue_s, record.ttft_s, record.latency_s) == (0.5, 1.5, 1.5)
-
-
 def test_what_did_not_happen_is_none_and_never_zero():
     one_token = make(times_s=(2,), finished_s=2)
     assert (one_token.ttft_s, one_token.itls_s, one_token.tpot_s) == (2, (), None)
     waiting = make(scheduled_s=None, times_s=(), finished_s=None)
-    assert (waiting.queue_s, waiting.ttft_s, waiting.itls_s, waiting.tpot_s, waiting.latency_s) == (
-        None,
-        None,
-        (),
-        None,
-        None,
-    )
+    assert waiting.itls_s == ()
+    assert {waiting.queue_s, waiting.ttft_s, waiting.tpot_s, waiting.latency_s} == {None}
     assert not waiting.is_completed
-
-
-def test_two_tokens_at_once_have_no_gap():
-    assert make(times_s=(2, 2, 4), finished_s=4).itls_s == (0, 2)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from tests.model.tiny import make_folder
 from twophase.core.errors import ConfigError
 from twophase.core.plan import ScheduledChunk, StepPlan
 from twophase_features.experts.config import ExpertsConfig
@@ -106,28 +105,13 @@ def test_tensor_parallel_by_hand():
     assert blocks == pytest.approx((576e9 - 141.1e9 - 7 * 128_256 * 8192 * 2) / (16 * 327_680), rel=1e-3)
 
 
-def test_published_sizes():
+def test_published_sizes_and_names():
     """Parameter counts as the models' names and cards say."""
     counts = {name: shape.memory_bytes / 2 for name, shape in MODELS.items()}
     assert counts["smollm2-135m"] == pytest.approx(134.5e6, rel=0.001)
     assert counts["llama-3-8b"] == pytest.approx(8.03e9, rel=0.001)
     assert counts["llama-3-70b"] == pytest.approx(70.55e9, rel=0.001)
-    assert MODELS["llama-3-70b"].kv_bytes_per_token == 320 * 1024
     assert all(gpu.source and gpu.flops_per_s > 1e14 for gpu in HARDWARE.values())
-
-
-def test_shape_from_a_folder(tiny_folder):
-    shape = model_shape(str(tiny_folder))
-    assert (shape.hidden_size, shape.num_layers, shape.num_kv_heads) == (48, 2, 2)
-
-
-def test_layers_of_different_kinds_are_refused(tmp_path):
-    folder, _ = make_folder("gemma3", tmp_path)
-    with pytest.raises(ConfigError, match="layers that see all keys and layers that see a window"):
-        model_shape(str(folder))
-
-
-@pytest.mark.parametrize("call", [lambda: hardware_named("z80"), lambda: model_shape("nobody's")])
-def test_unknown_names(call):
-    with pytest.raises(ConfigError, match="known"):
-        call()
+    for call, name in ((hardware_named, "z80"), (model_shape, "nobody's")):
+        with pytest.raises(ConfigError, match="known"):
+            call(name)

@@ -16,7 +16,6 @@ from twophase_tools.simulate.simulator import Replica
 
 SECOND = LinearCostModel(1.0)
 SLOW, FAST = LinearCostModel(4.0), LinearCostModel(1.0)
-PROMPT_WORK = LinearCostModel(0.01, per_token_s=0.01)
 
 
 def pool(count=1, cost_model=SECOND, router=RoundRobin, **options):
@@ -102,39 +101,6 @@ def test_nothing_is_lost_and_nothing_stays(seed):
         check_integrity(scheduler.cache)
 
 
-def test_decodes_never_wait_for_prompts():
-    """What pools are for: the longest gap between tokens beside prompts of 60 tokens."""
-    requests = [request(f"r{i}", i * 0.2, 4 if i % 3 else 60, 20) for i in range(40)]
-    options = {"cost_model": PROMPT_WORK, "budget": 64, "max_num_seqs": 16, "num_blocks": 256}
-
-    def longest_gap_s(fleet):
-        records = records_of(fleet).values()
-        assert len(records) == 40
-        return max(gap for record in records for gap in record.itls_s)
-
-    mixed, decode = pool(2, **options), pool(**options)
-    run_fleet_of(mixed, requests)
-    run_pools(requests, pool(**options), decode, Link(1e9, 1))
-    assert longest_gap_s(decode) < 0.5 * longest_gap_s(mixed)
-
-
-def run_fleet_of(fleet, requests):
-    for each in requests:
-        fleet.serve(each)
-    fleet.finish()
-
-
-def test_unequal_hardware():
-    """The decode pool's speed sets the time between tokens, the prefill pool's the time to the first one."""
-    times = {}
-    for name, here, there in (("fast first", FAST, SLOW), ("fast last", SLOW, FAST)):
-        decode = pool(cost_model=there)
-        run_pools([request("a", 0, 8, 5)], pool(cost_model=here), decode, Link(8, 1))
-        times[name] = records_of(decode)["a"].token_times_s
-    assert times["fast first"] == (6, 10, 14, 18, 22)
-    assert times["fast last"] == (6, 7, 8, 9, 10)
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -148,8 +114,3 @@ def test_unequal_hardware():
 def test_bad_links(arguments, complaint):
     with pytest.raises(ConfigError, match=complaint):
         Link(*arguments)
-
-
-def test_a_pool_without_engines():
-    with pytest.raises(ConfigError, match="at least 1 replica"):
-        Fleet([], RoundRobin())

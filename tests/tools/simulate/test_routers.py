@@ -17,7 +17,6 @@ from twophase_tools.simulate.routers import (
     LeastTokens,
     PrefixAware,
     RoundRobin,
-    Router,
 )
 from twophase_tools.simulate.simulator import Replica
 
@@ -141,37 +140,20 @@ def test_short_prompts_do_not_wait_behind_long_ones():
     assert {name[0] for name in long} == {"L"}
 
 
-class First(Router):
-    """A router as a learner writes it."""
-
-    def choose(self, replicas, request):
-        return 0
-
-
-def test_a_router_of_your_own():
-    requests = [request(str(i), i, 4, 1) for i in range(3)]
-    assert served_by(First(), requests) == [["0", "1", "2"], []]
-
-
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: PrefixAware(weight=-1), "from 0 to"),
         (lambda: PrefixAware(weight=float("nan")), "from 0 to"),
         (lambda: PrefixAware(block_size=0.5), "whole number of at least 1"),
         (lambda: PrefixAware(index_share=2), r"in \(0, 1\]"),
         (lambda: ByLength(num_long=0), "at least 1"),
         (lambda: ByLength(limit_tokens=-1), "at least 0"),
+        (lambda: served_by(ByLength(10, num_long=2), [request("a", 0, 4, 1)]), "2 engines for long prompts leave none"),
     ],
 )
 def test_bad_parameters(make, complaint):
     with pytest.raises(ConfigError, match=complaint):
         make()
-
-
-def test_no_engine_left_for_short_prompts():
-    with pytest.raises(ConfigError, match="2 engines for long prompts leave none of 2"):
-        served_by(ByLength(10, num_long=2), [request("a", 0, 4, 1)])
 
 
 def test_the_report_adds_up():

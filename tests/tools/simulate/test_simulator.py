@@ -7,13 +7,10 @@ from twophase.core.errors import InvalidRequestError, PolicyError
 from twophase.scheduling.policy import Policy
 from twophase_features.policies.request_level import DynamicPolicy
 from twophase_tools.load.arrivals import Poisson
-from twophase_tools.load.lanes import lanes_of
 from twophase_tools.load.lengths import UniformLengths
-from twophase_tools.load.report import ServingReport
 from twophase_tools.load.workloads import RandomWorkload
 from twophase_tools.simulate.cost_model import LinearCostModel
-from twophase_tools.simulate.recorder import Recorder
-from twophase_tools.simulate.simulator import Replica, SimulationStuckError, simulate
+from twophase_tools.simulate.simulator import SimulationStuckError, simulate
 from twophase_tools.simulate.traffic import requests_of
 
 SECOND = LinearCostModel(1.0)
@@ -74,15 +71,6 @@ def test_preemption_is_recorded():
     assert all(len(record.token_times_s) == 12 for record in result.records)
 
 
-def test_serving_reads_it():
-    """Reports and swim lanes take what a simulation gives."""
-    result = simulate([request("a", 0, 3, 3), request("b", 0.5, 2, 2, n=2)], make_scheduler(), SECOND)
-    report = ServingReport.of(result.records, result.steps)
-    assert (report.num_completed, report.num_output_tokens) == (2, 7)
-    assert report.steps is not None
-    assert [lane.name for lane in lanes_of(result.records, result.steps)] == ["a", "b", "b.1"]
-
-
 def test_one_place_is_an_m_d_1_queue():
     """Poisson arrivals, one place, every request one step of a second.
 
@@ -133,14 +121,3 @@ def test_nothing_hangs():
         SimulationStuckError, match="1 requests are unfinished: 1 sequences wait, 0 run, 0 of 64 blocks"
     ):
         simulate([request("a", 0, 2, 2)], make_scheduler(policy=PutsOff()), SECOND)
-
-
-def test_a_replica_is_idle_between_requests():
-    recorder = Recorder()
-    replica = Replica(make_scheduler(), SECOND, recorder)
-    replica.run_until(100)
-    replica.submit(request("a", 100, 2, 2))
-    replica.run_until(101)
-    assert (replica.num_outstanding(101), len(recorder.steps)) == (1, 1)
-    replica.run_until(101.5)
-    assert (replica.num_outstanding(101.5), replica.num_outstanding(102), replica.now_s) == (1, 0, 102)

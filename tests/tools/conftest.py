@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
+from tests.engine.conftest import tiny_folder, tiny_model  # noqa: F401  (fixtures)
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.conftest import smollm2_folder  # noqa: F401  (a fixture)
 from tests.model.tiny import make_folder
