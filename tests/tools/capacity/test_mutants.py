@@ -145,8 +145,7 @@ MUTANTS = [
         ("no decodes beside", "num_tokens=num_decodes + weight", "num_tokens=weight"),
         ("prompts not weighed", "prefill_context=weight * more", "prefill_context=more"),
         ("contexts of one", "decode_context=num_decodes * self.mean_context", "decode_context=self.mean_context * 0"),
-        ("ridge without K/V", "return weights_s / (compute_s - kv_s) if compute_s > kv_s else None", "return weights_s / compute_s"),
-        ("ridge beyond infinity", "if compute_s > kv_s else None", ""),
+        ("ridge without the head", "StepLoad(1, 1, 1, 0, 0, 0))", "StepLoad(1, 0, 1, 0, 0, 0))"),
     ),
     *mutants(
         "steady_state",
