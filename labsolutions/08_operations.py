@@ -697,8 +697,8 @@ for name, quantization, guided in (
 # > and valid JSON are not among an engine's metrics: probes and clients have to count them.
 #
 # **Takeaway.** Five incidents, five different rows, and four of them do not show a latency. The cure that fits the
-# cause brings p99 of TTFT down from 171 s to 1.6 s (C, with most answers cut), p99 of ITL from 601 ms to 107 ms (B),
-# p99 of a JSON task from 24.3 s to 9.1 s (A).
+# cause brings p99 of TTFT down from 176 s to 3.2 s (C, with most answers cut), p99 of ITL from 611 ms to 113 ms (B),
+# p99 of a JSON task from 26.6 s to 9.3 s (A).
 
 # %% [markdown]
 # ### Going further: a diagnosis that a machine makes
@@ -946,8 +946,8 @@ print(agents.on_the_engine(TierIndex))
 # > GB, come back over PCIe at 25 GB/s in 0.1 s; an H100 computes them again in 0.54 s at 60 % of its peak, an L4 in
 # > 4.4 s.
 #
-# **Takeaway.** Fourteen agents recompute 511,399 tokens with the pool alone, and none with 18.9 GB of host memory; with
-# a limit of ten seconds on the same memory, 175,321.
+# **Takeaway.** Fourteen agents recompute 491,710 tokens with the pool alone, and none with 18.9 GB of host memory; with
+# a limit of ten seconds on the same memory, 167,335.
 
 # %% [markdown]
 # ## 6. Degrade before failing
@@ -1053,8 +1053,8 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 # > load; rungs that make answers shorter first are yours to build.
 #
 # **Takeaway.** In a flood of answers six times as long as planned, a ladder that climbs at once raises the requests
-# within the SLO from 0.51 to 3.02 per second, of 3.53 that arrive, without a preemption, at the price of 256 cut
-# answers and 37 refused documents.
+# within the SLO from 0.51 to 3.07 per second, of 3.53 that arrive, without a preemption, at the price of 249 cut
+# answers and 44 refused documents.
 
 # %% [markdown]
 # ## 7. What does a token cost?
@@ -1145,7 +1145,7 @@ for name, hour in hours.items():
 # Retries fill the L4's batches: a token gets cheaper, and a valid JSON answer costs more, because it takes more tokens.
 # With half of the JSON invalid a tenth of the bill is for answers that were thrown away; a token in them costs no more
 # than another, but a JSON task costs 1.6 times as much. A question about documents brings ten times as many prompt
-# tokens as a chat, and costs 1.14 times as much on the L4, 2.1 times on the busy H100: the cheaper a decode, the more
+# tokens as a chat, and costs 1.16 times as much on the L4, 2.2 times on the busy H100: the cheaper a decode, the more
 # retrieved text counts. (The search that finds the text, embeddings and index, is another bill.)
 
 # %% [markdown]
@@ -1157,7 +1157,7 @@ for name, hour in hours.items():
 # > completions, `vllm:prefix_cache_hits` those that were found in the cache; no engine knows what a client threw away.
 #
 # **Takeaway.** On an H100 with an L4's traffic a million output tokens cost $2.565, on the same H100 when it is busy
-# $0.205; a million prompt tokens cost $0.016 and $0.012: sequences that decode together share the cost of the weights.
+# $0.203; a million prompt tokens cost $0.016 and $0.012: sequences that decode together share the cost of the weights.
 
 # %% [markdown]
 # ### Going further: cached tokens, rejected drafts, a larger batch
@@ -1210,7 +1210,7 @@ costs.draw_prices(of_path, "H100")
 # shares a step with the rest of its prompt, and pays for arithmetic. That is why output costs more in each line above.
 # A cached token costs a small part of a computed one: its K and V are read again, and each new token attends to it,
 # which is most of its price here. (Price lists ask for more; the memory that keeps it is not free.) A rejected draft is
-# nearly free as long as the step waits for memory; at batch 256 it costs most of a prompt token, because the step is
+# nearly free as long as the step waits for memory; at batch 256 it costs as much as a prompt token, because the step is
 # busy with arithmetic. (The picture's prompt is one chunk of 2,000 tokens; the ratios are those beside a chunk of 512.)
 # At a batch of 128 the weights are shared by 129 chunks: a sequence's part of them costs less than its own K and V and
 # its own arithmetic together, which nothing shares.
