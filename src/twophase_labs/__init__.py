@@ -97,13 +97,13 @@ The machine (machine/), file by file
 
     blanks.py, unfilled.py     marked answers in the source; the blank as the learner sees it
     exercise.py, questions.py  what an exercise is
-    lines.py                   lines of source, numbered as Python does
+    lines.py                   lines of source, numbered as Python does, and which are a learner's
     checks.py                  what checks are made of
     lab.py, solved.py          a lab's source and exercises; its solved cells, run
     sections.py                a lab by its sections, and their minutes
     rules.py                   further rules for labs whose sections say their minutes
     glossary.py, wording.py    the terms of the course; other words for them, found in a lab's texts
-    judge.py, guard.py         one answer against its check; what it must not replace meanwhile
+    judge.py                   one answer against its check
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
     themes.py                  figures in a dark theme
     progress.py                the learner's file beside the notebook

@@ -16,7 +16,6 @@ from twophase_labs.machine.grading.files import NotGradableError, parse_notebook
 from twophase_labs.machine.grading.helpers import definitions, needed
 from twophase_labs.machine.grading.locate import Cell, code_cells, locate
 from twophase_labs.machine.grading.run_one import run_definitions
-from twophase_labs.machine.guard import Guard
 from twophase_labs.machine.judge import Verdict, run_cell
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 from twophase_labs.machine.session import Session, adopt
@@ -105,7 +104,7 @@ def own_parts(*names: str, folder: Path | None = None, workbook: Workbook | None
 
 
 def _of_lab(lab: Lab, asked: Sequence[Exercise], notebook: Path) -> list[Part]:
-    session = Session(lab, notebook.parent, Guard())
+    session = Session(lab, notebook.parent)
     adopt(session)  # for a helper cell that says `use("3.4")`
     try:
         cells, problem = code_cells(parse_notebook(read_bytes(notebook), notebook)), ""

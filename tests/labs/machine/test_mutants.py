@@ -50,11 +50,6 @@ BUGS = {
         ("wrapped exceptions stay wrapped", "    while inner is not None and", "    while False and"),
         ("messages are believed", '    except Exception as fault:\n        return f"(its', '    except OSError as fault:\n        return f"(its'),
     ],
-    ("guard", "session:guard|library"): [
-        ("added methods unseen", "names = (now.keys() | was.keys())", "names = set(was)"),
-        ("not restored", "vars(module).update(before)", "pass"),
-        ("private names unwatched", "(is_own or not name.startswith", "(not name.startswith"),
-    ],
     ("progress", "progress"): [
         ("no folder is made", "self.path.parent.mkdir(parents=True, exist_ok=True)", "pass"),
         ("too deep to read", "OSError, RecursionError) as", "OSError) as"),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from twophase_labs.machine.guard import Guard
 from twophase_labs.machine.judge import run_cell
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.session import Session, adopt
@@ -50,7 +49,7 @@ def refused(number: str, folder: Path) -> list[str]:
     """What the checks of a lab say against its solved answers."""
     lab = WORKBOOK.lab(number)
     namespace = vars(run_setup(lab))
-    session = Session(lab, folder, Guard(lab.package))
+    session = Session(lab, folder)
     adopt(session)
     found = []
     for exercise in lab.exercises.values():

@@ -19,7 +19,6 @@ from twophase_labs.machine.judge import (
     by_reference,
     explain,
     run_cell,
-    tampered,
     unavailable,
 )
 from twophase_labs.machine.lab import WorkbookError
@@ -60,10 +59,7 @@ def _judged(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any]) -> 
             run_definitions(job["aliases"], namespace)
             USE.own = exercise.id
             run_cell(job["source"], namespace, f"<exercise {exercise.id}>")
-        if replaced := judge.guard.replaced():
-            raise tampered(replaced)
     except BaseException as error:
-        judge.guard.restore()
         return Verdict(exercise.id, *explain(error, exercise, judge.references))
     if any(isinstance(namespace.get(name), ByReference) for name in exercise.names):
         return by_reference(exercise)

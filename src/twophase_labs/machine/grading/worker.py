@@ -46,7 +46,6 @@ from twophase_labs.machine.grading.run_one import (
     silence_the_notebook,
     too_slow,
 )
-from twophase_labs.machine.guard import Guard
 from twophase_labs.machine.judge import Judge, Verdict, run_cell
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 from twophase_labs.machine.limits import limit_this_process
@@ -127,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
     lab = workbook.lab(args.lab)
     run_setup_cells(lab, vars(main))
     silence_the_notebook(vars(main))
-    session = Session(lab, Path(tempfile.gettempdir()), Guard(lab.package))
+    session = Session(lab, Path(tempfile.gettempdir()))
     adopt(session)
     gc.freeze()  # a collection in a child would touch, and so copy, every page
     world = None if args.once else world_of(args.root, args.package)
