@@ -19,7 +19,7 @@ load a model through a cached function of your lab's package, for the notebook's
 `exercise:1.3` (exactly one cell per exercise, and only it defines the exercise's names), `solution` (only in
 labsolutions). In markdown, a line `<!-- card 1.3 -->` becomes the exercise's title, points, minutes and size.
 `<!-- minutes: 14 -->` under a `## ` heading says how long the section takes, reading and thinking included (`14 + 8`: 8
-for *Going further*), and `<!-- map -->` becomes the table of the sections (of the exercises, in a lab without minutes).
+for *Going further*), and `<!-- map -->` becomes the table of the sections.
 `<!-- glossary -->` becomes the table of terms. No magics. `# NBVAL_CHECK_OUTPUT` in a cell's first line says that its
 output is the same in every run: for all that is not timed.
 
@@ -102,7 +102,7 @@ The machine (machine/), file by file
     lab.py, solved.py          a lab's source and exercises; its solved cells, run
     sections.py                a lab by its sections, and their minutes
     rules.py                   further rules for labs whose sections say their minutes
-    glossary.py, wording.py    the terms of the course; other words for them, found in a lab's texts
+    glossary.py                the terms of the course
     judge.py                   one answer against its check
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
     themes.py                  figures in a dark theme

@@ -54,7 +54,6 @@ BROKEN = {
         "from a.demo.exercises.basics import SCALE",
         "imports a.demo.exercises.basics.SCALE",
     ),
-    "a bank": ("SCALE = 2.0", "from a.demo import answers_basics", "imports a.demo.answers_basics, whose oracles"),
     "an unknown exercise": ('"exercise:1.6"', '"exercise:1.9"', "no exercise 1.9"),
 }
 
