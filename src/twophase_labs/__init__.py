@@ -78,7 +78,7 @@ units and has two examples (`>>>`), which a test runs; the last of its three hin
 shown as it stands.
 
 **Questions** have `question = Choice(...)`, `Matching(...)` or `Number(...)` (questions.py), and one name, a top-level
-`answer_1_2 = "b"  # SOLUTION: one letter`. `python -m twophase_labs.machine.questions 1.2 b` prints the seal to store.
+`answer_1_2 = "b"  # SOLUTION: one letter`.
 A prediction has kind 'prediction' and a `Number`; it earns its point when it is committed before the measurement, right
 or wrong: `check` commits the first one, `measured("1.4", value)` at the end of the measuring cell tells how close it
 came, and the grader wants a number.

@@ -137,14 +137,14 @@ class Exercise:
 
     @property
     def properties(self) -> tuple[Property, ...]:
-        """What is checked, in order; a question's are made from its stored answer.
+        """What is checked, in order; a question's are made from its answer.
 
         A prediction earns its point when it is committed before the measurement, right or wrong, so all that is checked
         is that it is a number: the grader, which sees the file alone, agrees with the notebook.
         """
         if self.question is None:
             return self.checks
-        steps = self.question.properties(self.id)
+        steps = self.question.properties()
         return tuple(
             Property(name, _on_value(self.names[0], test), hint)
             for name, test, hint in (steps[:1] if self.kind == "prediction" else steps)

@@ -36,9 +36,8 @@ BUGS = {
     ],
     ("questions", "questions"): [
         ("an infinite number is finite", "<= sys.float_info.max", "<= float('inf')"),
-        ("seal without its salt", "json.dumps([exercise, answer]", "json.dumps([answer]"),
         ("one side of the tolerance", "abs(value - expected) <= max", "value - expected <= max"),
-        ("one pair is enough", "            if wrong:\n", "            if len(wrong) == len(self.sealed):\n"),
+        ("one pair is enough", "            if wrong:\n", "            if len(wrong) == len(self.right):\n"),
     ],
     ("exercise", "questions"): [
         ("a prediction must be close", 'if self.kind == "prediction" else steps', "if False else steps"),
