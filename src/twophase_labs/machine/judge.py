@@ -10,7 +10,7 @@ import traceback
 import types
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -61,14 +61,6 @@ class Verdict:
     @property
     def passed(self) -> bool:
         return self.verdict == "passed"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> "Verdict":
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return Verdict(**fields)
 
 
 @dataclass

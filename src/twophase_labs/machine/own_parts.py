@@ -52,21 +52,12 @@ class Part:
         return self.lab, self.exercise.id, ", ".join(self.exercise.names), whose, str(self.num_lines)
 
 
-class OwnParts(Mapping[str, Any]):
+class OwnParts(dict[str, Any]):
     """The objects by name; a notebook shows whose they are as a table. `parts` has them by exercise."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
+        super().__init__({name: value for part in parts for name, value in part.values.items()})
         self.parts = tuple(parts)
-        self._values = {name: value for part in parts for name, value in part.values.items()}
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Any:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     @property
     def yours(self) -> tuple[Part, ...]:

@@ -1,7 +1,6 @@
 """Questions with short answers: letters, or the arithmetic that gives a number."""
 
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,18 +8,11 @@ from typing import Any
 from twophase_labs.machine.checks import number, plain, reject, shown
 
 Real = int | float
-Step = tuple[str, Callable[[Any], None], str]
-
-
-class Question(ABC):
-    """How a stored answer turns into properties: name, test of the learner's value, hint."""
-
-    @abstractmethod
-    def properties(self) -> tuple[Step, ...]: ...
+Step = tuple[str, Callable[[Any], None], str]  # a property: name, test of the learner's value, hint
 
 
 @dataclass(frozen=True)
-class Choice(Question):
+class Choice:
     """One letter out of several. `because` may say of each letter what its choice overlooks."""
 
     options: str
@@ -46,7 +38,7 @@ class Choice(Question):
 
 
 @dataclass(frozen=True)
-class Matching(Question):
+class Matching:
     """Every key gets one of the options: `{"softmax": "c", "mask": "a"}`."""
 
     options: str
@@ -91,7 +83,7 @@ def letters(value: Any) -> dict[Any, Any] | None:
 
 
 @dataclass(frozen=True)
-class Number(Question):
+class Number:
     """A number, accepted within a relative or absolute tolerance, or (for a guess) within a factor.
 
     `expected` computes the answer when the check runs, by arithmetic or by a quick measurement on this machine.
@@ -157,6 +149,9 @@ class Number(Question):
         ratio = _ratio(value, expected)
         by = f"{abs(value - expected):.3g}" if ratio is None or ratio < 1.5 else f"a factor of {ratio:.3g}"
         return f"{_side(value, expected)} by {by}"
+
+
+Question = Choice | Matching | Number
 
 
 def _side(value: Real, expected: Real) -> str:

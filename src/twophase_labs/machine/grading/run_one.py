@@ -164,7 +164,7 @@ def as_line(verdict: Verdict) -> bytes:
     """The verdict as JSON in a line, with its texts cut: what a learner's code said may be of any length."""
     cut = {
         name: value[:MAX_CHARS] if isinstance(value, str) else [line[:MAX_CHARS] for line in value[:MAX_LINES]]
-        for name, value in verdict.to_json().items()
+        for name, value in vars(verdict).items()
         if name != "picture"
     }
     return json.dumps({**cut, "picture": verdict.picture}).encode() + b"\n"
@@ -177,7 +177,8 @@ def from_line(line: bytes, exercise: str) -> Verdict:
         ValueError: it is none.
     """
     try:
-        verdict = Verdict.from_json(json.loads(line))
+        data = json.loads(line)
+        verdict = Verdict(**{name: tuple(v) if isinstance(v, list) else v for name, v in data.items()})
         texts = [part for value in vars(verdict).values() for part in (value if isinstance(value, tuple) else [value])]
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError("no verdict") from error
