@@ -56,7 +56,7 @@ BUGS = {
         ("written in place", "os.replace(temporary, self.path)", "self.path.write_text(text)"),
     ],
     ("mutate", "mutate:edit|remembering|source"): [
-        ("what is given counts as answered", "return not any(a <= start", "return any(a <= start"),
+        ("what is given counts as answered", "return any(a <= start", "return not any(a <= start"),
         ("edits of one line look alike", "if seen[edit.diff] > 1", "if False"),
         ("the tree stays edited", "        finally:\n            place.container[place.key] = node", "        finally:\n            pass"),
         ("memory that sees values", "    return type(x)\n\ndef", "    return x\n\ndef"),
