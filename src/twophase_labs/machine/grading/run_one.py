@@ -177,8 +177,9 @@ def from_line(line: bytes, exercise: str) -> Verdict:
         ValueError: it is none.
     """
     try:
-        data = json.loads(line)
-        verdict = Verdict(**{name: tuple(v) if isinstance(v, list) else v for name, v in data.items()})
+        told = json.loads(line).items()
+        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told}
+        verdict = Verdict(**fields)
         texts = [part for value in vars(verdict).values() for part in (value if isinstance(value, tuple) else [value])]
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError("no verdict") from error
