@@ -20,6 +20,7 @@ from twophase_labs.machine import kernels
 from twophase_labs.machine.cards import verdict_card
 from twophase_labs.machine.checks import Rejected
 from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.grading.run_one import as_line, from_line
 from twophase_labs.machine.judge import Judge, Verdict, explain, run_cell
 from twophase_labs.machine.kernels import how_kernels_run, tl, triton
 
@@ -240,7 +241,7 @@ class TestPictures:
 
     def test_it_is_shown(self):
         exercise, verdict = self.verdict(b"\x89PNG\r\n\x1a\n picture")
-        again = Verdict.from_json(json.loads(json.dumps(verdict.to_json())))
+        again = from_line(as_line(verdict), "1.1")
         assert again == verdict
         assert "data:image/png;base64," in verdict_card(exercise, again, 1)._repr_html_()
 
