@@ -11,7 +11,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from twophase_labs.machine.wording import Text, found_in
+from tests.wording import WORD, Text, found_in
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
@@ -53,7 +53,7 @@ ALLOWED = {
     r"[Pp]ages?": "the key of a paged cache, `k_pages`, and the K/V pages that a peer sends",
 }
 
-_PATTERNS = [(re.compile(rf"(?<![\w`-])(?:{phrase})(?![\w`])"), advice) for phrase, advice in PHRASES.items()]
+PATTERNS = {re.compile(WORD.format(f"(?:{phrase})")): advice for phrase, advice in PHRASES.items()}
 
 
 def texts_of(source: str, where: str) -> Iterator[Text]:
@@ -89,13 +89,7 @@ def _text(where: str, line: int, text: str) -> Text:
 
 def breaches(texts: list[Text]) -> list[str]:
     """Each use of a phrase, with its place and what to say instead."""
-    found = []
-    for one in texts:
-        for pattern, advice in _PATTERNS:
-            for match in pattern.finditer(one.text):
-                around = one.text[max(0, match.start() - 40) : match.end() + 40]
-                found.append(f"{one.where}: {match[0]!r} ({advice}): ...{around}...")
-    return found + found_in(texts, ALLOWED)
+    return found_in(texts, (), PATTERNS) + found_in(texts, ALLOWED)
 
 
 def package_of(path: Path) -> str:

@@ -19,7 +19,7 @@ load a model through a cached function of your lab's package, for the notebook's
 `exercise:1.3` (exactly one cell per exercise, and only it defines the exercise's names), `solution` (only in
 labsolutions). In markdown, a line `<!-- card 1.3 -->` becomes the exercise's title, points, minutes and size.
 `<!-- minutes: 14 -->` under a `## ` heading says how long the section takes, reading and thinking included (`14 + 8`: 8
-for *Going further*), and `<!-- map -->` becomes the table of the sections (of the exercises, in a lab without minutes).
+for *Going further*), and `<!-- map -->` becomes the table of the sections.
 `<!-- glossary -->` becomes the table of terms. No magics. `# NBVAL_CHECK_OUTPUT` in a cell's first line says that its
 output is the same in every run: for all that is not timed.
 
@@ -78,7 +78,7 @@ units and has two examples (`>>>`), which a test runs; the last of its three hin
 shown as it stands.
 
 **Questions** have `question = Choice(...)`, `Matching(...)` or `Number(...)` (questions.py), and one name, a top-level
-`answer_1_2 = "b"  # SOLUTION: one letter`. `python -m twophase_labs.machine.questions 1.2 b` prints the seal to store.
+`answer_1_2 = "b"  # SOLUTION: one letter`.
 A prediction has kind 'prediction' and a `Number`; it earns its point when it is committed before the measurement, right
 or wrong: `check` commits the first one, `measured("1.4", value)` at the end of the measuring cell tells how close it
 came, and the grader wants a number.
@@ -97,13 +97,13 @@ The machine (machine/), file by file
 
     blanks.py, unfilled.py     marked answers in the source; the blank as the learner sees it
     exercise.py, questions.py  what an exercise is
-    lines.py                   lines of source, numbered as Python does
+    lines.py                   lines of source, numbered as Python does, and which are a learner's
     checks.py                  what checks are made of
     lab.py, solved.py          a lab's source and exercises; its solved cells, run
     sections.py                a lab by its sections, and their minutes
     rules.py                   further rules for labs whose sections say their minutes
-    glossary.py, wording.py    the terms of the course; other words for them, found in a lab's texts
-    judge.py, guard.py         one answer against its check; what it must not replace meanwhile
+    glossary.py                the terms of the course
+    judge.py                   one answer against its check
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
     themes.py                  figures in a dark theme
     progress.py                the learner's file beside the notebook

@@ -19,6 +19,10 @@ def same_bits(folder):
     PAGES.test_both_sides_hold_the_same_bits(folder, "int8")
 
 
+def broken(folder):
+    TROUBLE.test_a_prompt_that_breaks_the_worker_is_computed_here(folder, "write")
+
+
 def lives(folder):
     for seed in range(3):
         tests.play(folder, seed)

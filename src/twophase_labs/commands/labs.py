@@ -51,12 +51,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(workbook: "Workbook") -> int:
     for lab in workbook.labs.values():
-        points, alone = sum(e.points for e in lab.core), sum(e.minutes for e in lab.core)
-        time = f"{alone:3} min" if lab.minutes is None else f"{lab.minutes:3} min with reading"
-        size = f"{len(lab.core):3} exercises  {points:3} points  {time}" if lab.core else ""
-        size += f"  and {len(lab.extra)} extra" if lab.extra else ""
-        size = size or (time if lab.minutes is not None else "")
-        print(f"{lab.name:24}{size}".rstrip())
+        points = sum(e.points for e in lab.core)
+        size = f"{len(lab.core):3} exercises  {points:3} points  " if lab.core else ""
+        extra = f"  and {len(lab.extra)} extra" if lab.extra else ""
+        print(f"{lab.name:24}{size}{lab.minutes or 0:3} min with reading{extra}")
     return 0
 
 

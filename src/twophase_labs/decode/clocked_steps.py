@@ -76,4 +76,4 @@ def times_by_context() -> dict[int, float]:
 
 def this_machine() -> Machine:
     """Its ceilings in float32."""
-    return Machine("this machine", bandwidth=copy_bandwidth(), flop_rate=matmul_rate())
+    return Machine("this machine", bandwidth=copy_bandwidth(device), flop_rate=matmul_rate(device))

@@ -5,32 +5,22 @@ from functools import cache, partial
 import torch
 
 from twophase.model.linear import make_linear
-from twophase_labs.machine.kernels import device
 from twophase_tools.bench.machine import measure_copy_bandwidth, median_time_s
 
 NUM_TRIES = 8  # the best of them: other programs only ever take away
 
 
-def copy_bandwidth(on: torch.device = device) -> float:
+@cache
+def copy_bandwidth(on: torch.device) -> float:
     """Bytes per second to and from memory, read plus written, of a large copy; on a CPU, of as many threads as torch
     has been given."""
-    return _copy_bandwidth(on)
-
-
-def matmul_rate(on: torch.device = device) -> float:
-    """FLOP per second of a large float32 matrix product, by the faster of two ways: torch's product, and the linear
-    layer of the engine. (On some CPUs they call different libraries, and one is nearly twice as fast.)"""
-    return _matmul_rate(on)
-
-
-# Cached by the device itself: a cache over a default would measure `f()` and `f(device)` one after the other.
-@cache
-def _copy_bandwidth(on: torch.device) -> float:
     return max(measure_copy_bandwidth(on, 2**28, repeats=1) for _ in range(NUM_TRIES))
 
 
 @cache
-def _matmul_rate(on: torch.device) -> float:
+def matmul_rate(on: torch.device) -> float:
+    """FLOP per second of a large float32 matrix product, by the faster of two ways: torch's product, and the linear
+    layer of the engine. (On some CPUs they call different libraries, and one is nearly twice as fast.)"""
     size = 1024 if on.type == "cpu" else 4096
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, size, generator=generator).to(on) for _ in range(2))

@@ -54,7 +54,7 @@ def _with_cards(markdown: str, lab: Lab) -> str:
         if words[:1] == ["card"]:
             line = card(lab.exercise(words[1]), lab.is_open(words[1]))
         elif words == ["map"]:
-            line = section_map(lab) if lab.minutes is not None else exercise_map(lab)
+            line = section_map(lab)
         elif words == ["glossary"]:
             line = glossary.as_markdown()
         elif minutes:
@@ -84,20 +84,6 @@ def card(exercise: Exercise, is_open: bool = False) -> str:
         *({"triton": "Triton", "gpu": "CUDA", "model": "needs the model"}[n] for n in exercise.needs if n != "cpu"),
     ]
     return f"### Exercise {exercise.id} · {exercise.title}\n\n*{' · '.join(facts)}*\n"
-
-
-def exercise_map(lab: Lab) -> str:
-    """All exercises of a lab as a markdown table, in its order; extra ones are told apart and summed apart."""
-    lines = ["| | exercise | kind | points | min |", "|---|---|---|---:|---:|"]
-    for e in lab.exercises.values():
-        extra = " *(extra)*" * e.is_extra
-        lines.append(f"| {e.id} | {e.title}{extra} | {e.kind} | {e.points} | {e.minutes} |")
-    for name, total in (("total", lab.core), ("extra", lab.extra)):
-        if total:
-            lines.append(
-                f"| | **{name}** | | **{sum(e.points for e in total)}** | **{sum(e.minutes for e in total)}** |"
-            )
-    return "\n".join(lines)
 
 
 def section_map(lab: Lab) -> str:

@@ -64,8 +64,7 @@ class Exercise:
         question: For the other kinds.
         compiled: Of a kernel: one more test, for `check` in a notebook. It is called as a property's once all of them
             hold, with a kernel that is compiled for a GPU and emulated in the place of the one that runs here.
-        time_limit_s: Of the processor (see `limits.Allowance`), for the cell and for the whole check;
-            `memory_limit_gib` is on top of what an empty check needs.
+        time_limit_s: Of the processor (see `limits.Allowance`), for the cell and for the whole check.
     """
 
     id: str
@@ -83,7 +82,6 @@ class Exercise:
     needs: tuple[Need, ...] = ("cpu",)
     uses: tuple[str, ...] = ()
     time_limit_s: int | float = 20
-    memory_limit_gib: int | float = 4
     is_extra: bool = False
     compiled: Test | None = None
 
@@ -137,14 +135,14 @@ class Exercise:
 
     @property
     def properties(self) -> tuple[Property, ...]:
-        """What is checked, in order; a question's are made from its stored answer.
+        """What is checked, in order; a question's are made from its answer.
 
         A prediction earns its point when it is committed before the measurement, right or wrong, so all that is checked
         is that it is a number: the grader, which sees the file alone, agrees with the notebook.
         """
         if self.question is None:
             return self.checks
-        steps = self.question.properties(self.id)
+        steps = self.question.properties()
         return tuple(
             Property(name, _on_value(self.names[0], test), hint)
             for name, test, hint in (steps[:1] if self.kind == "prediction" else steps)

@@ -8,9 +8,9 @@ import re
 import secrets
 import traceback
 import types
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -18,9 +18,8 @@ from typing import Any, Literal
 from twophase.core.errors import ModelFolderError
 from twophase_labs.machine.checks import Draw, Rejected
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.guard import Guard, is_learners_file
-from twophase_labs.machine.limits import OutOfTime, time_limit
-from twophase_labs.machine.lines import python_lines
+from twophase_labs.machine.limits import MEMORY_LIMIT_GIB, OutOfTime, time_limit
+from twophase_labs.machine.lines import is_learners_file, python_lines
 from twophase_labs.machine.unfilled import Unfilled, UnfilledError, blanks_left, empty_in_kernel
 
 VerdictName = Literal[
@@ -33,10 +32,6 @@ NOT_YOURS = "not yours: the reference stands under this name; run your exercise'
 COMPILERS_PLACE = re.compile(r"at (?P<number>\d+):\d+:\n(?P<source>.+)\n *\^", re.DOTALL)
 FAULTS_LINE = re.compile(r"[^,]*, line (?P<number>\d+): (?P<code>.*)")
 MISCALLED = re.compile(r"(?P<name>[\w.<>]+)\(\) (takes|missing|got)\b")
-
-
-class Tampered(Rejected):
-    """The answer replaced something that checks rely on; no property's hint fits."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +62,6 @@ class Verdict:
     def passed(self) -> bool:
         return self.verdict == "passed"
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> "Verdict":
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return Verdict(**fields)
-
 
 @dataclass
 class Judge:
@@ -83,14 +70,12 @@ class Judge:
     Attributes:
         references: The reference's objects by name, for fall-backs and to recognise an answer that is the reference.
         num_blanks: Blanks per exercise as shipped, to tell 'not attempted' from 'half filled'.
-        guard: What must not be replaced; restored after each offence.
         handed_out: What `use` and `reference` gave away of the reference; under a learner's name it is no answer.
     """
 
     exercises: Mapping[str, Exercise]
     references: Mapping[str, Any]
     num_blanks: Mapping[str, int]
-    guard: Guard = field(default_factory=Guard)
     is_judging: bool = False  # while an answer runs; changed here only
     handed_out: list[Any] = field(default_factory=list)
 
@@ -154,17 +139,14 @@ class Judge:
         try:
             with _own_randomness(), time_limit(exercise.time_limit_s):
                 for current in exercise.properties:
-                    self._refuse_replacements()
                     for case in current.cases:
                         seed_everything(seed)
                         _try(current, answer, case, seed)
-                        self._refuse_replacements()
                     held.append(current.name)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
             assert current is not None
-            self.guard.restore()
             if exercise.kind == "kernel" and not isinstance(_own_error(error), Rejected | UnfilledError):
                 empty = (empty_in_kernel(value, exercise.id) for value in vars(answer).values())
                 error = next(filter(None, empty), error)
@@ -173,18 +155,12 @@ class Judge:
             self.is_judging = False
         return Verdict(exercise.id, "passed", "every property holds", held=tuple(held))
 
-    def _refuse_replacements(self) -> None:
-        replaced = self.guard.replaced()
-        if replaced:
-            self.guard.restore()
-            raise tampered(replaced)
-
     def _explain(self, exercise: Exercise, prop: Property, error: BaseException, held: tuple[str, ...]) -> Verdict:
         case = getattr(error, "case", "")
         verdict, reason, details = explain(error, exercise, self.references)
         error = _own_error(error)
         # The property's hint fits what the property found; an exception of the answer's own tells where it is.
-        is_finding = verdict == "failed" and not isinstance(error, Tampered | UnfilledError)
+        is_finding = verdict == "failed" and not isinstance(error, UnfilledError)
         hint = prop.hint if is_finding and not _is_miscalled(error, exercise) else ""
         where = (f"case: {case}",) if case and exercise.is_code else ()
         shown = error.picture if isinstance(error, Rejected) and len(error.picture) <= MAX_PICTURE_BYTES else b""
@@ -207,11 +183,6 @@ class Judge:
 
 def by_reference(exercise: Exercise, reason: str = STANDS_IN) -> Verdict:
     return Verdict(exercise.id, "by_reference", reason)
-
-
-def tampered(names: Sequence[str]) -> Tampered:
-    cure = "Call your own function something else, and restart the kernel if this is a notebook."
-    return Tampered(f"your code replaced {', '.join(names[:3])}, which checks rely on", (cure,))
 
 
 def _blanks(exercise: Exercise, namespace: Mapping[str, Any]) -> set[int]:
@@ -255,7 +226,7 @@ def explain(
         reason = f"the GPU has stopped: {_text(error)}".partition("\n")[0]
         return "error", reason, (*where, "Look for an index outside of a tensor. Then restart the kernel.")
     if isinstance(error, MemoryError) or "can't allocate memory" in _text(error):
-        reason = f"it wants more memory than the {exercise.memory_limit_gib:g} GiB allowed here"
+        reason = f"it wants more memory than the {MEMORY_LIMIT_GIB} GiB allowed here"
         return "error", reason, (*where, "Look for a shape that is much larger than it should be.")
     if _is_miscalled(error, exercise):
         return "failed", f"it cannot be called as the exercise asks: {_text(error)}", _signatures(exercise, references)

@@ -28,7 +28,7 @@ import torch
 
 from twophase_kernels._triton import IMPORT_ERROR, KernelsUnavailableError, mode, reason, tl, triton
 from twophase_kernels.choice import choice_here
-from twophase_labs.machine.guard import is_learners_file
+from twophase_labs.machine.lines import is_learners_file
 
 NEEDS_TRITON = "# needs: triton"
 LAUNCH_LIMIT_S = 10  # of a checked launch, by the clock

@@ -133,7 +133,7 @@ class Lab:
 
     @property
     def minutes(self) -> int | None:
-        """Of all its sections, reading and thinking included, without what is optional; None if they do not say."""
+        """Of all its sections, reading and thinking included, without the optional parts; None if they do not say."""
         known = [section.minutes for section in self.sections if section.minutes is not None]
         return sum(known) if known else None
 
@@ -166,9 +166,9 @@ class Lab:
         return self.exercises[exercise_id]
 
     def is_open(self, exercise_id: str) -> bool:
-        """Whether the learner writes the whole function or class. Labs without minutes don't tell these apart."""
+        """Whether the learner writes the whole function or class."""
         template = self.templates.get(exercise_id)
-        return self.minutes is not None and template is not None and template.is_open
+        return template is not None and template.is_open
 
     def all_uses(self, exercise_id: str) -> tuple[str, ...]:
         """Ids of the exercises whose answers this one calls, directly or through another, in the lab's order.

@@ -1,6 +1,8 @@
-"""Source split into lines as Python counts them."""
+"""Source split into lines as Python counts them, and whose they are."""
 
 import io
+
+LEARNERS_FILES = "<exercise "
 
 
 def python_lines(source: str) -> list[str]:
@@ -9,3 +11,8 @@ def python_lines(source: str) -> list[str]:
     `str.splitlines` also ends a line at a form feed, a vertical tab, U+2028 and others; Python does not.
     """
     return io.StringIO(source, newline=None).readlines()
+
+
+def is_learners_file(filename: str) -> bool:
+    """Whether code was compiled from a cell: by the grader, or by a notebook's kernel."""
+    return filename.startswith(LEARNERS_FILES) or "ipykernel_" in filename

@@ -2,12 +2,12 @@
 
 import ast
 import re
+from collections.abc import Iterable
 
 from twophase_labs.machine import blanks
 from twophase_labs.machine.lab import SETUP_TAG, Lab, exercise_of, tags
 from twophase_labs.machine.notebooks import NotebookNode
 
-CHECKS = re.compile(r"\bexercises\.|\banswers_\w+")  # hidden from answers, unless a notebook's cell has imported them
 SESSION_CALL = re.compile(r"^[^#\n]*\b(check|hint|measured|reference|reveal|use)\(", re.MULTILINE)
 SKIP = re.compile(r"#\s*NBVAL_(SKIP|IGNORE_OUTPUT)|#\s*PYTEST_VALIDATE_IGNORE")
 
@@ -33,17 +33,12 @@ def _cells(lab: Lab) -> list[str]:
         found += [f"{where}: {match[0]!r} hides a cell from the tests" for match in SKIP.finditer(cell.source)]
         if exercise_of(cell) is None and "SOLUTION" in cell.source:
             found.append(f"{where}: an answer is marked, but the cell has no tag exercise:ID")
-        found += [
-            f"{where}: imports {name}, whose oracles an answer could call; move what it needs to a module of its own"
-            for name in _imports(cell.source)
-            if CHECKS.search(name)
-        ]
         if SETUP_TAG in tags(cell) and (call := SESSION_CALL.search(cell.source)):
             found.append(f"{where}: a setup cell runs before any exercise is known, and cannot call {call[1]}")
         try:
-            tree = ast.parse(cell.source)
-            again = {name for name, i, call in handed_out(tree) if call == "use" and i == wanted.get(name)}
-            for name in names_bound(tree) - again:
+            body = ast.parse(cell.source).body
+            again = {name for name, i, call in handed_out(body) if call == "use" and i == wanted.get(name)}
+            for name in names_bound(body) - again:
                 defined.setdefault(name, []).append(index)
         except SyntaxError as error:
             found.append(f"{where}: not valid Python ({error})")
@@ -52,19 +47,6 @@ def _cells(lab: Lab) -> list[str]:
         for name, cells in defined.items()
         if name in wanted and len(cells) > 1
     ]
-
-
-def _imports(source: str) -> list[str]:
-    """Dotted names of all that a cell imports: 'a.b' and 'a.b.c' of `from a.b import c`."""
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except SyntaxError:
-        return []
-    found = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom):
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return found
 
 
 def _pairs(lab: Lab) -> list[str]:
@@ -105,12 +87,12 @@ def leaks(lab: Lab, learner: NotebookNode) -> list[str]:
 
 def top_level_names(source: str) -> set[str]:
     """Names of the functions, classes and variables that a cell defines (imports are not definitions)."""
-    return names_bound(ast.parse(source))
+    return names_bound(ast.parse(source).body)
 
 
-def names_bound(tree: ast.Module) -> set[str]:
+def names_bound(body: Iterable[ast.stmt]) -> set[str]:
     names: set[str] = set()
-    for node in tree.body:
+    for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
@@ -119,10 +101,10 @@ def names_bound(tree: ast.Module) -> set[str]:
     return names
 
 
-def handed_out(tree: ast.Module) -> set[tuple[str, str, str]]:
-    """(name, exercise, call) of what a cell binds by `greedy = use("1.3")` or `reference`, alone or among several."""
+def handed_out(body: Iterable[ast.stmt]) -> set[tuple[str, str, str]]:
+    """(name, exercise, call) of what statements bind by `greedy = use("1.3")` or `reference`, alone or among others."""
     found: set[tuple[str, str, str]] = set()
-    for node in tree.body:
+    for node in body:
         pairs: list[tuple[ast.expr, ast.expr]] = []
         match node:
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):

@@ -7,7 +7,7 @@ then `tests/labs/<chapter>/equivalent.py` names it with the reason, by a part of
 
     EQUIVALENT = {"1.3": {"the loop has ended before": ("i <= n",)}}
 
-Edits are made by `ast`, each resulting source once; most in the answers of the blanks, some in the lines given.
+Edits are made by `ast`, in the answers of the blanks, each resulting source once.
 """
 
 import ast
@@ -55,12 +55,11 @@ def _remembered(function):
 
 @dataclass(frozen=True)
 class Edit:
-    """One changed cell, with the line that differs as 'before -> after'. `is_given`: that is no line of a blank."""
+    """One changed cell, with the line that differs as 'before -> after'."""
 
     kind: str
     diff: str
     source: str
-    is_given: bool
 
 
 @dataclass(frozen=True)
@@ -245,7 +244,7 @@ def edits(source: str, answers: Sequence[tuple[int, int]], names: Sequence[str])
     """All edits of a cell, each resulting source once.
 
     Args:
-        answers: Spans [start, end) of what the learner writes; edits elsewhere are marked as of what is given.
+        answers: Spans [start, end) of what the learner writes.
         names: What the exercise asks for; each function among them also as one that remembers results by their size.
     """
     tree = ast.parse(source)
@@ -254,12 +253,12 @@ def edits(source: str, answers: Sequence[tuple[int, int]], names: Sequence[str])
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name in names and not node.decorator_list:
             text = f"{before}\n{MEMO.format(name=node.name)}"
-            found[text] = Edit("memo", f"{node.name} remembers its results by the size of its inputs", text, False)
+            found[text] = Edit("memo", f"{node.name} remembers its results by the size of its inputs", text)
     for place in _places(source, tree, answers):
         for change in (*CHANGES, swapped(_scope(place.function))):
             for text in _changed(place, change, tree):
                 if text != before and text not in found and _compiles(text):
-                    found[text] = Edit(change.__name__, _diff(before, text), text, place.is_given)
+                    found[text] = Edit(change.__name__, _diff(before, text), text)
     return _told_apart(list(found.values()))
 
 
@@ -270,21 +269,20 @@ class Place:
     container: Any
     key: Any
     function: ast.AST
-    is_given: bool
 
 
 def _places(source: str, tree: ast.Module, answers: Sequence[tuple[int, int]]) -> list[Place]:
-    """Every expression, slice and statement, those of the answers first."""
+    """Every expression, slice and statement of the answers."""
     starts = [0]  # in bytes, as ast counts columns
     for line in python_lines(source):
         starts.append(starts[-1] + len(line.encode()))
     spans = [(len(source[:a].encode()), len(source[:b].encode())) for a, b in answers]
     found: list[Place] = []
 
-    def is_given(node: ast.expr | ast.stmt) -> bool:
+    def is_answer(node: ast.expr | ast.stmt) -> bool:
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
-        return not any(a <= start and end <= b for a, b in spans)
+        return any(a <= start and end <= b for a, b in spans)
 
     def visit(parent: ast.AST, function: ast.AST) -> None:
         for name, value in ast.iter_fields(parent):
@@ -294,12 +292,12 @@ def _places(source: str, tree: ast.Module, answers: Sequence[tuple[int, int]]) -
                 node = container[key]
                 if not isinstance(node, ast.AST) or _is_aside(node):
                     continue
-                if isinstance(node, ast.expr | ast.stmt):
-                    found.append(Place(container, key, function, is_given(node)))
+                if isinstance(node, ast.expr | ast.stmt) and is_answer(node):
+                    found.append(Place(container, key, function))
                 visit(node, node if isinstance(node, ast.FunctionDef) else function)
 
     visit(tree, tree)
-    return sorted(found, key=lambda place: place.is_given)
+    return found
 
 
 def _is_aside(node: ast.AST) -> bool:
@@ -355,21 +353,12 @@ def _told_apart(found: list[Edit]) -> list[Edit]:
 
 
 def chosen(found: Sequence[Edit], num: int) -> list[Edit]:
-    """At most `num`: a quarter for what is given, the rest for the answers; what one leaves the other takes."""
-    answers = _each_kind_in_turn([edit for edit in found if not edit.is_given])
-    given = _each_kind_in_turn([edit for edit in found if edit.is_given])
-    num_given = max(num // 4, num - len(answers))
-    num_answers = max(num - num_given, num - len(given))
-    return [*answers[:num_answers], *given[:num_given]][:num]
-
-
-def _each_kind_in_turn(found: Sequence[Edit]) -> list[Edit]:
-    """Within a kind in an order that the rest of the source does not sway."""
+    """At most `num`, of each kind in turn, within a kind in an order that the rest of the source does not sway."""
     kinds: dict[str, list[Edit]] = {}
     for edit in sorted(found, key=lambda e: hashlib.sha256(e.diff.encode()).digest()):
         kinds.setdefault(edit.kind, []).append(edit)
     rounds = zip_longest(*(kinds[kind] for kind in sorted(kinds)))
-    return [edit for together in rounds for edit in together if edit is not None]
+    return [edit for together in rounds for edit in together if edit is not None][:num]
 
 
 # -- the search -----------------------------------------------------------------------------------------------------

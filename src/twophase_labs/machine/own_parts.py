@@ -16,7 +16,6 @@ from twophase_labs.machine.grading.files import NotGradableError, parse_notebook
 from twophase_labs.machine.grading.helpers import definitions, needed
 from twophase_labs.machine.grading.locate import Cell, code_cells, locate
 from twophase_labs.machine.grading.run_one import run_definitions
-from twophase_labs.machine.guard import Guard
 from twophase_labs.machine.judge import Verdict, run_cell
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 from twophase_labs.machine.session import Session, adopt
@@ -53,21 +52,12 @@ class Part:
         return self.lab, self.exercise.id, ", ".join(self.exercise.names), whose, str(self.num_lines)
 
 
-class OwnParts(Mapping[str, Any]):
+class OwnParts(dict[str, Any]):
     """The objects by name; a notebook shows whose they are as a table. `parts` has them by exercise."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
+        super().__init__({name: value for part in parts for name, value in part.values.items()})
         self.parts = tuple(parts)
-        self._values = {name: value for part in parts for name, value in part.values.items()}
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Any:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     @property
     def yours(self) -> tuple[Part, ...]:
@@ -105,7 +95,7 @@ def own_parts(*names: str, folder: Path | None = None, workbook: Workbook | None
 
 
 def _of_lab(lab: Lab, asked: Sequence[Exercise], notebook: Path) -> list[Part]:
-    session = Session(lab, notebook.parent, Guard())
+    session = Session(lab, notebook.parent)
     adopt(session)  # for a helper cell that says `use("3.4")`
     try:
         cells, problem = code_cells(parse_notebook(read_bytes(notebook), notebook)), ""

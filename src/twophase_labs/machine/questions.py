@@ -1,13 +1,6 @@
-"""Questions with short answers. What is stored of an answer is a salted hash, or the arithmetic that gives it.
+"""Questions with short answers: letters, or the arithmetic that gives a number."""
 
-python -m twophase_labs.machine.questions 1.2 b            the seal of choice 'b' in exercise 1.2
-python -m twophase_labs.machine.questions 2.1 softmax=c    the seal of one pair of a matching
-"""
-
-import hashlib
-import json
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,32 +8,19 @@ from typing import Any
 from twophase_labs.machine.checks import number, plain, reject, shown
 
 Real = int | float
-Step = tuple[str, Callable[[Any], None], str]
-
-
-def seal(exercise: str, answer: Any) -> str:
-    """A short hash of an answer, salted with the exercise's id. It keeps an answer from being read by accident."""
-    text = json.dumps([exercise, answer], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-class Question(ABC):
-    """How a stored answer turns into properties: name, test of the learner's value, hint."""
-
-    @abstractmethod
-    def properties(self, exercise: str) -> tuple[Step, ...]: ...
+Step = tuple[str, Callable[[Any], None], str]  # a property: name, test of the learner's value, hint
 
 
 @dataclass(frozen=True)
-class Choice(Question):
+class Choice:
     """One letter out of several. `because` may say of each letter what its choice overlooks."""
 
     options: str
-    sealed: str
+    right: str
     because: Mapping[str, str] = field(default_factory=dict)
     hint: str = "Read the section again with each option in mind."
 
-    def properties(self, exercise: str) -> tuple[Step, ...]:
+    def properties(self) -> tuple[Step, ...]:
         def is_an_option(value: Any) -> None:
             value = plain(value)
             if type(value) is not str or value.strip().lower() not in list(self.options):
@@ -48,7 +28,7 @@ class Choice(Question):
 
         def is_right(value: Any) -> None:
             letter = plain(value).strip().lower()
-            if seal(exercise, letter) != self.sealed:
+            if letter != self.right:
                 reject(f"{letter!r} is not the answer" + _because(self.because.get(letter)))
 
         return (
@@ -58,28 +38,28 @@ class Choice(Question):
 
 
 @dataclass(frozen=True)
-class Matching(Question):
-    """Every key gets one of the options: `{"softmax": "c", "mask": "a"}`. `sealed` has a seal per key."""
+class Matching:
+    """Every key gets one of the options: `{"softmax": "c", "mask": "a"}`."""
 
     options: str
-    sealed: Mapping[str, str]
+    right: Mapping[str, str]
     hint: str = "Start with the pair you are surest of; each option's effect on shapes helps."
 
-    def properties(self, exercise: str) -> tuple[Step, ...]:
+    def properties(self) -> tuple[Step, ...]:
         def has_every_key(value: Any) -> None:
             given = letters(value)
-            if given is None or set(given) != set(self.sealed):
-                reject(f"the answer is a dict with the keys {', '.join(self.sealed)}; you gave {shown(value)}")
+            if given is None or set(given) != set(self.right):
+                reject(f"the answer is a dict with the keys {', '.join(self.right)}; you gave {shown(value)}")
             odd = {key: v for key, v in given.items() if type(v) is not str or v not in list(self.options)}
             if odd:
                 reject(f"each value is one letter of {', '.join(self.options)}; you gave {shown(odd)}")
 
         def is_right(value: Any) -> None:
             given = letters(value) or {}
-            wrong = [key for key, s in self.sealed.items() if seal(exercise, [key, given[key]]) != s]
+            wrong = [key for key, letter in self.right.items() if given[key] != letter]
             if wrong:
-                right = len(self.sealed) - len(wrong)
-                reject(f"{right} of {len(self.sealed)} pairs are right; look again at {wrong[0]!r}")
+                right = len(self.right) - len(wrong)
+                reject(f"{right} of {len(self.right)} pairs are right; look again at {wrong[0]!r}")
 
         return (
             ("answers for every key", has_every_key, "Keep the keys as they were given and write a letter for each."),
@@ -103,7 +83,7 @@ def letters(value: Any) -> dict[Any, Any] | None:
 
 
 @dataclass(frozen=True)
-class Number(Question):
+class Number:
     """A number, accepted within a relative or absolute tolerance, or (for a guess) within a factor.
 
     `expected` computes the answer when the check runs, by arithmetic or by a quick measurement on this machine.
@@ -130,7 +110,7 @@ class Number(Question):
             return f"within {self.abs:g}"
         return f"within {self.rel:.3g} of it" if self.rel >= 1 else f"within {100 * self.rel:.3g} %"
 
-    def properties(self, exercise: str) -> tuple[Step, ...]:
+    def properties(self) -> tuple[Step, ...]:
         def is_a_number(value: Any) -> None:
             found = finite_number(value)
             if found is None:
@@ -171,6 +151,9 @@ class Number(Question):
         return f"{_side(value, expected)} by {by}"
 
 
+Question = Choice | Matching | Number
+
+
 def _side(value: Real, expected: Real) -> str:
     return "too low" if value < expected else "too high"
 
@@ -184,17 +167,3 @@ def _ratio(value: Real, expected: Real) -> Real | None:
 
 def _because(text: str | None) -> str:
     return f": {text}" if text else ""
-
-
-def main(argv: list[str]) -> int:
-    if len(argv) != 2:
-        print(__doc__, file=sys.stderr)
-        return 2
-    exercise, answer = argv
-    key, is_pair, letter = answer.partition("=")
-    print(seal(exercise, [key, letter] if is_pair else answer))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -3,22 +3,18 @@
 `problems(lab)` names what breaks one. They are told when a lab is built, and fail `build --check` and the tests.
 """
 
-import ast
 import doctest
 import importlib.util
 import re
 from collections.abc import Iterator
 
-from twophase_labs.machine import wording
 from twophase_labs.machine.exercise import MAX_HINTS, Exercise
 from twophase_labs.machine.lab import Lab
 from twophase_labs.machine.sections import Section
 from twophase_labs.machine.sources import Source
 
-MAX_FIRST_LINES, MAX_IMPORTED, MAX_BLANKS = 12, 12, 6
-MIN_CORE, MAX_CORE, MIN_CODE = 10, 16, 6
+MAX_FIRST_LINES, MAX_BLANKS = 12, 6
 NUM_EXAMPLES = 2
-PUTS_TOGETHER = frozenset({"your_engine"})  # what other labs built: it has few exercises of its own
 
 TAKEAWAY = re.compile(r"^\*\*Takeaway\.\*\* \S", re.MULTILINE)
 # These measure nothing that could be taken away.
@@ -38,42 +34,19 @@ def problems(lab: Lab) -> list[str]:
     """What an author has to change, in words; none is good."""
     if lab.minutes is None:
         return []
-    found = [*_cells(lab), *_sections(lab), *_boxes(lab), *wording.problems(lab)]
-    if lab.exercises:
-        found += [*_numbers(lab), *(p for e in lab.exercises.values() if lab.is_open(e.id) for p in _open(lab, e))]
+    found = [*_sizes(lab), *_sections(lab), *_boxes(lab)]
+    found += [p for e in lab.exercises.values() if lab.is_open(e.id) for p in _open(lab, e)]
     return [f"{lab.source.name}: {problem}" for problem in found]
 
 
-def _cells(lab: Lab) -> Iterator[str]:
-    code = [(i, cell.source) for i, cell in enumerate(lab.notebook.cells) if cell.cell_type == "code"]
-    for number, (_, source) in enumerate(code):
-        num_lines = sum(bool(line.strip()) for line in source.split("\n"))
-        if number == 0 and num_lines > MAX_FIRST_LINES:
-            yield f"the first code cell has {num_lines} lines; it shows the surprise in {MAX_FIRST_LINES}"
-    for i, source in code:
-        names = [alias.name for node in ast.walk(ast.parse(source)) for alias in _aliases(node)]
-        if len(names) > MAX_IMPORTED:
-            yield f"cell {i} imports {len(names)} names; import at first use, {MAX_IMPORTED} in one cell at most"
-
-
-def _aliases(node: ast.AST) -> list[ast.alias]:
-    return node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
-
-
-def _numbers(lab: Lab) -> Iterator[str]:
+def _sizes(lab: Lab) -> Iterator[str]:
+    first = next((cell.source for cell in lab.notebook.cells if cell.cell_type == "code"), "")
+    num_lines = sum(bool(line.strip()) for line in first.split("\n"))
+    if num_lines > MAX_FIRST_LINES:
+        yield f"the first code cell has {num_lines} lines; it shows the surprise in {MAX_FIRST_LINES}"
     for i, template in lab.templates.items():
         if len(template.blanks) > MAX_BLANKS:
             yield f"exercise {i} has {len(template.blanks)} blanks; {MAX_BLANKS} at most"
-    code = [e.id for e in lab.core if e.is_code]
-    is_open = [i for i in code if lab.is_open(i)]
-    if lab.chapter in PUTS_TOGETHER:
-        return
-    if not MIN_CORE <= len(lab.core) <= MAX_CORE:
-        yield f"{len(lab.core)} core exercises; it should be {MIN_CORE} to {MAX_CORE}"
-    if len(code) < MIN_CODE:
-        yield f"{len(code)} core exercises are code; at least {MIN_CODE} should be"
-    if 3 * len(is_open) < len(code):
-        yield f"of {len(code)} core code exercises, {len(is_open)} are open ({', '.join(is_open)}); a third should be"
 
 
 def _sections(lab: Lab) -> Iterator[str]:

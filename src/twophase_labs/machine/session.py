@@ -6,31 +6,25 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, no_type_check
 
-import torch  # noqa: F401  so that the guard below watches it
-
 from twophase_labs.machine.cards import AMBER, GREEN, Card, note_card, verdict_card, with_skeleton
 from twophase_labs.machine.checks import shown
 from twophase_labs.machine.exercise import MAX_HINTS, Exercise
-from twophase_labs.machine.guard import Guard
 from twophase_labs.machine.judge import Judge, Verdict
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 from twophase_labs.machine.progress import DIRECTORY_VARIABLE, Progress, as_count, progress_path
 from twophase_labs.machine.questions import Number, finite_number
 from twophase_labs.machine.solved import run_reference
 
-# Made when the notebook's first cell imports this, before anything a learner writes.
-_GUARD = Guard()
-
 
 class Session:
     """One lab being worked on in this process: its judge, its progress file, and what passed so far."""
 
-    def __init__(self, lab: Lab, folder: Path, guard: Guard) -> None:
+    def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
         self.progress = Progress(progress_path(folder / f"{lab.name}.ipynb"))
         self.references = run_reference(lab)
         num_blanks = {exercise: len(template.blanks) for exercise, template in lab.templates.items()}
-        self.judge = Judge(lab.exercises, self.references, num_blanks, guard)
+        self.judge = Judge(lab.exercises, self.references, num_blanks)
         self._verdicts: dict[str, tuple[tuple[Any, ...], Verdict]] = {}
         self._own: dict[str, tuple[Any, ...]] = {}  # the learner's last objects, while the reference is in their place
 
@@ -114,7 +108,7 @@ def _here(exercise: Any) -> tuple[Session, Exercise]:
     number = f"{exercise.partition('.')[0]:0>2}"
     if number not in _sessions:
         folder = Path(os.environ.get(DIRECTORY_VARIABLE) or Path.cwd())
-        adopt(Session(Workbook.find().lab_of(exercise), folder, _GUARD))
+        adopt(Session(Workbook.find().lab_of(exercise), folder))
     session = _sessions[number]
     return session, session.lab.exercise(exercise)
 

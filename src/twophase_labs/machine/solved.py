@@ -10,9 +10,13 @@ from twophase_labs.machine.lab import Lab, WorkbookError
 def run_setup(lab: Lab, name: str = "setup") -> ModuleType:
     """A fresh module in which the lab's setup cells have run, as they would in a learner's notebook."""
     module = ModuleType(name)
-    for number, source in enumerate(lab.setup, start=1):
-        _run(lab, source, vars(module), f"<setup {number}>")
+    run_setup_in(lab, vars(module))
     return module
+
+
+def run_setup_in(lab: Lab, namespace: dict[str, Any]) -> None:
+    for number, source in enumerate(lab.setup, start=1):
+        _run(lab, source, namespace, f"<setup {number}>")
 
 
 def run_reference(lab: Lab) -> dict[str, Any]:

@@ -1,9 +1,6 @@
 """Edits of solved answers that change nothing, with the reason; `prove --mutate` reads this."""
 
 EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
-    "1.1": {
-        "`gather` takes as many rows as there are tokens, and these come first": ("log_probs.gather",),
-    },
     "1.3": {
         "the only text of the batch is the first and the last": ("[-1, ",),
     },
@@ -18,8 +15,5 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "1.14": {
         "the smallest is taken, the likeliest token is always among them, and no probability is above 1": (" p, 2",),
-    },
-    "1.15": {
-        "no reason is an empty string": ("while not",),
     },
 }

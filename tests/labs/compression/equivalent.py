@@ -11,15 +11,4 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
         "no test of more steps: neighbours of so many differ by less than rounding does": (", 64)",),
         "of two alphas with the same error either will do": ("error <=",),
     },
-    "6.7": {
-        "outputs that do not exist have weights of their own, and sums that are not stored": (
-            "other=1)",
-            "other=-1)",
-            "scales_ptr + offs_s, mask=has_output, other=1",
-            "scales_ptr + offs_s, mask=has_output, other=-",
-            "minima_ptr + offs_s, mask=has_output, other=1",
-            "minima_ptr + offs_s, mask=has_output, other=-",
-        ),
-        "rows that do not exist have sums of their own, which are not stored": ("], other=-1.", "], other=1."),
-    },
 }

@@ -18,10 +18,4 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
     "3.10": {
         "its weight is 0, and any number times 0 is 0": (" 1.0)", "-1.0)"),
     },
-    "3.13": {
-        "a line that is given; the number of splits changes no token": ("=3, *", "=1, *"),
-        "a line that is given; slots are counted by the tables' block size, this one only by what admission leaves free": (
-            "num_blocks, fork",
-        ),
-    },
 }

@@ -1,6 +1,5 @@
 """The kit of the kernel labs: misused memory is named, wrong weights are drawn, learners' functions drive the engine."""
 
-import json
 import re
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -20,7 +19,8 @@ from twophase_labs.kit.weights_map import compare_weights
 from twophase_labs.machine.cards import verdict_card
 from twophase_labs.machine.checks import Rejected
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.judge import Judge, Verdict, explain, run_cell
+from twophase_labs.machine.grading.run_one import as_line, from_line
+from twophase_labs.machine.judge import Judge, explain, run_cell
 from twophase_labs.machine.kernels import tl, triton
 
 COPY = """
@@ -180,13 +180,24 @@ def test_a_picture_reaches_the_card_through_the_graders_json_unless_it_is_too_la
     def check(answer, draw):
         raise Rejected("two keys are wrong", ("page 3",), picture)
 
-    prop = Property("reads the right keys", check, "Look at the mask.")
-    exercise = Exercise("1.1", "t", "code", ("f",), 1, 1, "o", checks=(prop,))
-    verdict = Judge({"1.1": exercise}, {}, {}).judge(exercise, {"f": len})
-    again = Verdict.from_json(json.loads(json.dumps(verdict.to_json())))
-    assert again == verdict
-    assert verdict.reason == "two keys are wrong"
-    assert ("data:image/png;base64," in verdict_card(exercise, again, 1)._repr_html_()) == (len(picture) < 10**6)
+    def verdict(self, picture):
+        def check(answer, draw):
+            raise Rejected("two keys are wrong", ("page 3",), picture)
+
+        prop = Property("reads the right keys", check, "Look at the mask.")
+        exercise = Exercise("1.1", "t", "code", ("f",), 1, 1, "o", checks=(prop,))
+        return exercise, Judge({"1.1": exercise}, {}, {}).judge(exercise, {"f": len})
+
+    def test_it_is_shown(self):
+        exercise, verdict = self.verdict(b"\x89PNG\r\n\x1a\n picture")
+        again = from_line(as_line(verdict), "1.1")
+        assert again == verdict
+        assert "data:image/png;base64," in verdict_card(exercise, again, 1)._repr_html_()
+
+    def test_one_too_large_for_the_channel_is_left_out_and_the_words_stay(self):
+        _, verdict = self.verdict(bytes(10**6))
+        assert not verdict.picture
+        assert verdict.reason == "two keys are wrong"
 
 
 def check_timing_waits(module, monkeypatch):

@@ -53,11 +53,16 @@ ANSWERS = {
     "the reference": ('from twophase_labs import reference\n\nrunning_mean = reference("1.1")\n', "by_reference", ["no points"]),
     "calls the reference": ('from twophase_labs import use\n\n\ndef running_mean(x):\n    return use("1.1")(x)\n', "error", ["may not call the reference"]),
     # As in a notebook.
-    "patches torch while defining": ("torch.equal = torch.allclose = lambda *a, **k: True\n" + body("x = x * 2"), "failed", ["your code replaced torch.", "restart the kernel"]),
-    "patches torch while running": (body("torch.isclose = lambda a, *b, **k: torch.ones_like(a, dtype=bool)", "x = x * 2"), "failed", ["replaced torch.isclose"]),
-    "patches a tensor's method": (body("torch.Tensor.any = lambda *a: torch.tensor(False)", "x = x * 2"), "failed", ["replaced torch.Tensor.any"]),
-    "patches the checks": ("import twophase_labs.machine.checks as c\n\nc.compare = lambda *a, **k: None\n" + body("x = x * 2"), "failed", ["replaced twophase_labs.machine.checks.compare"]),
-    "patches the clock": ("import time\n\ntime.monotonic = time.time = lambda: 0.0\n" + body("while True:", "    pass"), "failed", ["replaced time."]),
+    "defines its own check": ('def check(*a):\n    return "passed"\n\n\n' + body("x = x * 2"), "failed", ["differs first"]),
+}  # fmt: skip
+
+PATCHES = {
+    "torch while defining": "torch.equal = torch.allclose = lambda *a, **k: True\n" + body("x = x * 2"),
+    "torch while running": body("torch.isclose = lambda a, *b, **k: torch.ones_like(a, dtype=bool)", "x = x * 2"),
+    "a tensor's method": body("torch.Tensor.any = lambda *a: torch.tensor(False)", "x = x * 2"),
+    "the checks": "import twophase_labs.machine.checks as c\n\nc.compare = lambda *a, **k: None\n" + body("x = x * 2"),
+    "the clock": "import time\n\ntime.monotonic = time.time = lambda: 0.0\n" + body("x = x * 2"),
+    "all of torch": "import sys\n\nsys.modules['torch'] = None\n" + body("x = x * 2"),
 }  # fmt: skip
 
 HARMLESS = {
@@ -91,6 +96,13 @@ def grade(grader, cells):
     return verdicts["1.1"], verdicts["1.3"]
 
 
+@pytest.mark.parametrize("what", ["os._exit", "segmentation fault", "no function"])
+def test_a_bad_answer_and_all_the_others(grader, what):
+    source, verdict, _ = ANSWERS[what]
+    got, _ = grade(grader, cells_with(source, exercises=tuple(LAB.exercises)))
+    assert got.verdict == verdict
+
+
 # Each of these takes its exercise's whole time limit.
 SLOW = ("infinite loop that swallows interruptions",)
 
@@ -104,6 +116,13 @@ def test_a_bad_answer(grader, what):
     for words in said:
         assert words in told
     assert user.notes == ("checked with the reference's answer to 1.1",)
+
+
+@pytest.mark.parametrize("what", PATCHES)
+def test_what_an_answer_patches_is_patched_for_itself_alone(grader, what):
+    grade(grader, cells_with(PATCHES[what]))
+    got, _ = grade(grader, cells_with(body("x = x * 2")))
+    assert got.verdict == "failed"
 
 
 @pytest.mark.parametrize("what", HARMLESS)

@@ -19,7 +19,7 @@ def test_ctrl_c(tmp_path):
     path = tmp_path / "01_demo.ipynb"
     path.write_text(to_text(solved_notebook(LAB)).replace("totals = x.cumsum(-1)", "while True: pass"))
     environment = {**os.environ, **DEMO.environment(), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "twophase_labs.machine.grading", str(path), "--jobs", "1"]
+    command = [sys.executable, "-m", "twophase_labs.commands.grade", str(path), "--jobs", "1"]
     grading = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while not (workers := descendants(grading.pid)):

@@ -37,9 +37,8 @@ BUGS = {
     ],
     ("questions", "questions"): [
         ("an infinite number is finite", "<= sys.float_info.max", "<= float('inf')"),
-        ("seal without its salt", "json.dumps([exercise, answer]", "json.dumps([answer]"),
         ("one side of the tolerance", "abs(value - expected) <= max", "value - expected <= max"),
-        ("one pair is enough", "            if wrong:\n", "            if len(wrong) == len(self.sealed):\n"),
+        ("one pair is enough", "            if wrong:\n", "            if len(wrong) == len(self.right):\n"),
     ],
     ("exercise", "questions"): [
         ("a prediction must be close", 'if self.kind == "prediction" else steps', "if False else steps"),
@@ -51,11 +50,6 @@ BUGS = {
         ("wrapped exceptions stay wrapped", "    while inner is not None and", "    while False and"),
         ("messages are believed", '    except Exception as fault:\n        return f"(its', '    except OSError as fault:\n        return f"(its'),
     ],
-    ("guard", "session:guard|library"): [
-        ("added methods unseen", "names = (now.keys() | was.keys())", "names = set(was)"),
-        ("not restored", "vars(module).update(before)", "pass"),
-        ("private names unwatched", "(is_own or not name.startswith", "(not name.startswith"),
-    ],
     ("progress", "progress"): [
         ("no folder is made", "self.path.parent.mkdir(parents=True, exist_ok=True)", "pass"),
         ("too deep to read", "OSError, RecursionError) as", "OSError) as"),
@@ -63,7 +57,7 @@ BUGS = {
         ("written in place", "os.replace(temporary, self.path)", "self.path.write_text(text)"),
     ],
     ("mutate", "mutate:edit|remembering|source"): [
-        ("what is given counts as answered", "return not any(a <= start", "return any(a <= start"),
+        ("what is given counts as answered", "return any(a <= start", "return not any(a <= start"),
         ("edits of one line look alike", "if seen[edit.diff] > 1", "if False"),
         ("the tree stays edited", "        finally:\n            place.container[place.key] = node", "        finally:\n            pass"),
         ("memory that sees values", "    return type(x)\n\ndef", "    return x\n\ndef"),
@@ -78,7 +72,6 @@ BUGS = {
         ("any number of digits", r'r"\d{1,2}(?!\d)"', r'r"\d+"'),
     ],
     ("lint", "demo:leak|breaks_a_rule"): [
-        ("oracles within reach", "if CHECKS.search(name)", "if False"),
         ("block lines leak", "if line in cell.source", "if line == cell.source"),
     ],
     ("cards", "handed_in"): [

@@ -67,35 +67,33 @@ def test_every_resulting_source_comes_once_and_the_original_never():
     assert len({edit.source for edit in found}) == len(found)
     assert source.strip() not in {edit.source for edit in found}
     assert len({edit.diff for edit in found}) == len(found)
-    twice = edits("def f(a):\n    a += 1\n    a += 1\n", [], ("f",))
+    source = "def f(a):\n    a += 1\n    a += 1\n"
+    twice = edits(source, [(0, len(source))], ("f",))
     assert {"a += 1 -> a += 2", "a += 1 -> a += 2 (2)"} <= {edit.diff for edit in twice}
 
 
-def test_edits_tell_the_answers_from_what_is_given():
+def test_lines_that_are_given_stay():
     template = parse(
         "é = 'ü'\n\ndef f(a):\n    # BEGIN SOLUTION\n    b = a + 2\n    # END SOLUTION\n    return b + 7\n", "9.1"
     )
     source = template.filled()
     assert [source[a:b] for a, b in template.answer_spans()] == ["b = a + 2"]
-    found = [edit for edit in edits(source, template.answer_spans(), ("f",)) if edit.kind == "constants"]
-    given = {f"return b + 7 -> return b + {n}" for n in (8, 6, 0)}
-    assert {edit.diff for edit in found if edit.is_given} == given
-    assert {edit.diff for edit in found if not edit.is_given} == {f"b = a + 2 -> b = a + {n}" for n in (3, 1, 0)}
+    found = edits(source, template.answer_spans(), ("f",))
+    assert {edit.diff for edit in found if edit.kind == "constants"} == {f"b = a + 2 -> b = a + {n}" for n in (3, 1, 0)}
+    assert not any(edit.diff.startswith("return") for edit in found)
 
 
 def test_few_are_chosen_from_every_kind_and_always_the_same():
-    made = [Edit(kind, f"{kind} {i}", "", given) for kind in "abc" for i in range(20) for given in (False, True)]
+    made = [Edit(kind, f"{kind} {i}", "") for kind in "abc" for i in range(20)]
     few = chosen(made, 12)
     assert few == chosen(list(reversed(made)), 12)
-    assert sum(edit.is_given for edit in few) == 3
-    assert {edit.kind for edit in few if not edit.is_given} == set("abc")
+    assert [edit.kind for edit in few] == list("abc") * 4
     assert len(chosen(made[:6], 12)) == 6
-    assert sum(edit.is_given for edit in chosen([e for e in made if e.is_given] + made[:1], 12)) == 11
 
 
 SAME = "counts = torch.arange(1, x.shape[-1] + 1) -> counts = torch.arange(1, totals.shape[-1] + 1)"
 CAPPED = "counts = torch.arange(1, x.shape[-1] + 1) -> counts = torch.arange(1, min(x.shape[-1], 64) + 1)"
-REJECTED = "return totals / counts -> return totals * counts"
+REJECTED = "totals = x.cumsum(-1) -> totals = x.cumsum(-2)"
 
 
 def test_the_command_fails_if_anything_survives(grader, capsys, monkeypatch):
@@ -119,13 +117,25 @@ def test_survivors_and_equivalents(grader):
 
 
 def test_an_entry_that_no_longer_holds_is_an_error(grader, monkeypatch):
-    monkeypatch.setattr(mutate, "equivalents", lambda lab: {"1.1": {"gone": ("b / b",), "no": ("totals * counts",)}})
+    monkeypatch.setattr(mutate, "equivalents", lambda lab: {"1.1": {"gone": ("b / b",), "no": ("cumsum(-2)",)}})
     found = search(grader, LAB, "1.1")
     assert SAME in found.survivors
     assert set(found.errors) == {
         "names no edit: b / b",
         f"is not equivalent, for the check rejects it: {REJECTED}",
     }
+
+
+def test_the_command_prints_a_table_and_fails_if_anything_survives(grader, capsys, monkeypatch):
+    monkeypatch.setattr(prove, "Grader", lambda *args: nullcontext(grader))
+    demo = ["--root", str(DEMO.root), "--package", DEMO.package, "--workers", "1"]
+    assert prove.main(["--mutate", "--exercise", "1.8", "--edits", "4", *demo]) == 0
+    printed = capsys.readouterr().out
+    assert "1.8: 2 edits: 2 rejected, 0 equivalent, 0 survive" in printed
+    assert prove.main(["--mutate", "--exercise", "1.9", *demo]) == 2
+    weak = Searched("1.8", 4, 3, 0, ("a -> b",), (), ())
+    monkeypatch.setattr(mutate, "search", lambda *args: weak)
+    assert prove.main(["--mutate", "--exercise", "1.8", *demo]) == 1
 
 
 @pytest.mark.full

@@ -87,8 +87,8 @@ def test_what_is_open(source, is_open):
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
-    """Makes today's demonstration lab with a change to its text; the rules on numbers fit its few exercises."""
+def made(tmp_path):
+    """Makes today's demonstration lab with a change to its text."""
 
     def make(old="", new=""):
         text = TIMED.source.read_text()
@@ -99,8 +99,6 @@ def made(tmp_path, monkeypatch):
         lab.__dict__["exercises"] = dict(lab.exercises)
         return lab
 
-    monkeypatch.setattr(rules, "MIN_CORE", 5)
-    monkeypatch.setattr(rules, "MIN_CODE", 3)
     return make
 
 
@@ -137,7 +135,6 @@ def test_how_many_exercises_blanks_and_hints(made, monkeypatch):
 
 BROKEN = {
     "a long first cell": ("SCALE = 2.0", "SCALE = 2.0\n" + "x = 1\n" * 12, "the first code cell has 15 lines"),
-    "many imports": ("SCALE = 2.0", f"SCALE = 2.0\nfrom math import {', '.join('abcdefghi')}", "imports 14 names"),
     "no minutes": ("# <!-- minutes: 5 -->\n", "", "section '2. State' says no minutes"),
     "no takeaway": ("# **Takeaway.** Two steps.\n", "", "section '2. State' has no '**Takeaway.**"),
     "an empty takeaway": ("# **Takeaway.** Two steps.\n", "# **Takeaway.**\n", "has no '**Takeaway.**"),
@@ -153,6 +150,30 @@ BROKEN = {
 def test_a_rule_that_is_broken_is_told(made, how):
     old, new, message = BROKEN[how]
     assert message in "\n".join(rules.problems(made(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("hints", "message"), [((), "0 hints"), (("a", "b"), "2 hints"), (("a", "b", "c = 1"), "is no skeleton")]
+)
+def test_hints_of_an_open_exercise(made, hints, message):
+    lab = made()
+    lab.exercises["1.2"] = replace(lab.exercises["1.2"], hints=hints)
+    assert message in "\n".join(rules.problems(lab))
+
+
+def test_how_many_blanks(made, monkeypatch):
+    monkeypatch.setattr(rules, "MAX_BLANKS", 1)
+    assert "exercise 1.4 has 2 blanks; 1 at most" in "\n".join(rules.problems(made()))
+
+
+def test_the_card_says_what_is_needed(made):
+    exercise = made().exercise("1.2")
+    assert (
+        card(replace(exercise, needs=("model", "triton")))
+        .rstrip("*\n")
+        .endswith(" \u00b7 needs the model \u00b7 Triton")
+    )
+    assert "needs" not in card(replace(exercise, needs=("cpu",)))
 
 
 def test_a_skeleton_is_shown_as_code():

@@ -67,14 +67,20 @@ def test_the_map(second):
 
 
 def test_the_list_of_labs_and_the_course_table_take_the_minutes_of_sections(second, monkeypatch, capsys):
-    from docs import blocks
 
     monkeypatch.setattr(Workbook, "find", lambda: DEMO)
     monkeypatch.setitem(vars(DEMO), "labs", {"01": second, "02": Lab(LAB.source, DEMO.package)})
     assert labs.main([]) == 0
     first, then = capsys.readouterr().out.splitlines()
     assert first.endswith("25 min with reading  and 1 extra")
-    assert then.endswith("18 min")
+    assert then.endswith("0 min with reading")
+
+
+def test_the_course_table_takes_them_too(second, monkeypatch):
+    from docs import blocks
+
+    monkeypatch.setattr(Workbook, "find", lambda: DEMO)
+    monkeypatch.setitem(vars(DEMO), "labs", {"01": second})
     monkeypatch.setattr(blocks, "COURSE", {"01_demo": "means"})
     monkeypatch.setattr(blocks, "ESTIMATED_MINUTES", {"01_demo": 400})
     assert blocks.course().splitlines()[2].endswith("| 7+1 | 25 min |")

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import wording
 from tests.labs.timed import LAB
-from twophase_labs.machine import wording
-from twophase_labs.machine.lab import Lab
-from twophase_labs.machine.wording import Text, found_in, prose_of, strings_of
+from tests.wording import Text, found_in, prose_of, strings_of
+from twophase_labs.machine import glossary
+from twophase_labs.machine.lab import Lab, Workbook
 
-MACHINE = Path(wording.__file__).parent
+WORKBOOK = Workbook(Path(__file__).parents[3])
+MACHINE = Path(glossary.__file__).parent
 # What a learner reads of the machine: cards, verdicts, pictures.
 MODULES = ("session.py", "cards.py", "judge.py", "questions.py", "checks.py", "pictures.py", "unfilled.py", "build.py")
 
@@ -73,6 +75,35 @@ def test_all_that_a_learner_reads_of_a_lab_is_looked_at(tmp_path):
         assert repr(word) in told
     assert told.count("'page'") == 2
     assert wording.problems(LAB) == []
+
+
+@pytest.mark.parametrize("number", sorted(WORKBOOK.labs))
+def test_a_lab_keeps_to_it(number):
+    assert wording.problems(WORKBOOK.lab(number)) == []
+
+
+def test_messages_of_a_chapter_are_looked_at():
+    names = {text.where for text in wording.texts_of(LAB)}
+    assert {"basics.py", "01_demo.py, cell 0"} <= names
+    assert "sources.py" not in names
+
+
+def test_in_a_kernel_a_page_is_a_block():
+    assert found_in([Text("here", "the page of each position", is_kernel=True)]) == []
+    assert found_in([Text("here", "the seat of each position", is_kernel=True)])
+
+
+def test_the_table():
+    lines = glossary.as_markdown().split("\n")
+    assert len(lines) == 2 + len(glossary.TERMS)
+    assert all(line.count("|") == 4 for line in lines)
+    assert found_in([Text(term.name, prose_of(term.meaning)) for term in glossary.TERMS]) == []
+    assert len({term.name for term in glossary.TERMS}) == len(glossary.TERMS)
+    assert all(any(word in term.name for term in glossary.TERMS) for word in wording.OTHER_WORDS)
+
+
+def test_every_exception_has_its_reason():
+    assert all(len(reason) > 10 for reason in wording.ALLOWED.values())
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -1,9 +1,6 @@
 """Edits of solved answers that change nothing, with the reason; `prove --mutate` reads this."""
 
 EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
-    "7.1": {
-        "every tensor of a message has a row for each token": ("[1]),", "[-1])"),
-    },
     "7.8": {
         "within an expert any order will do": ("False",),
     },

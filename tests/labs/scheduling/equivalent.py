@@ -10,9 +10,6 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
         "another policy, which reaches the goal as well: the exercise grades what a policy reaches": (
             "needs_s +",
             "now_s -",
-            "': 63",
-            ": 511",
-            ": 513",
             "- self.cost",
             "64) for",
             "else 1",

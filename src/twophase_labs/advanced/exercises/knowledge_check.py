@@ -7,7 +7,7 @@ ANSWER_5_11 = exercise("5.11", "A bad drafter", kind="choice", points=1, minutes
 ANSWER_5_11.objective = "know what a drafter can and cannot change"
 ANSWER_5_11.question = Choice(
     "abcd",
-    "940bf71dd95cc446",
+    "d",
     {
         "a": "rejection sampling replaces what is rejected by a draw from what is left of the target",
         "b": "the temperature changes both distributions, and the rule holds for any two of them",
@@ -21,12 +21,12 @@ ANSWER_5_12.objective = "tell troubles of the whole lab by their symptoms"
 ANSWER_5_12.question = Matching(
     "abcdefg",
     {
-        "greedy text changes when drafts are switched on": "ef4560feb706208a",
-        "one tenant's first tokens are faster right after another one asked the same": "bcf7fbcfbbf6c045",
-        "fluent answers turn into noise after a few thousand tokens": "e2815bb3764dd3c0",
-        "valid JSON up to a point, and then nothing": "017ddf6edccd5f1a",
-        "at temperature 1, words that the drafter likes come more often than without it": "6b3335931d6b48b8",
-        "with a tree of drafts, greedy text changes; with a chain it does not": "f9609832803b5376",
+        "greedy text changes when drafts are switched on": "c",
+        "one tenant's first tokens are faster right after another one asked the same": "e",
+        "fluent answers turn into noise after a few thousand tokens": "a",
+        "valid JSON up to a point, and then nothing": "b",
+        "at temperature 1, words that the drafter likes come more often than without it": "d",
+        "with a tree of drafts, greedy text changes; with a chain it does not": "f",
     },
     hint="Which of them has to do with positions, which with shares of probability, and which with blocks "
     "that two tenants use?",

@@ -12,7 +12,7 @@ ANSWER_1_16.hints = (
 )
 ANSWER_1_16.question = Matching(
     "abc",
-    {"SmolLM2, 30 layers": "e5bc8e97a13e72f0", "the toy model, one layer": "a4823ebeabd85593"},
+    {"SmolLM2, 30 layers": "b", "the toy model, one layer": "a"},
     hint="From the second layer on, a position's input is a mix of what stands before it.",
 )
 
@@ -21,7 +21,7 @@ ANSWER_1_17.objective = "go from bytes per token to throughput"
 ANSWER_1_17.hints = ("How many requests are inside now, and how long does each stay?",)
 ANSWER_1_17.question = Choice(
     "abcd",
-    "696c76c0eaaa09cc",
+    "a",
     {
         "b": "a request takes as many steps as before, and the question says how long a step takes",
         "c": "the requests that waited outside are inside now, and they finish too",
@@ -35,7 +35,7 @@ ANSWER_1_18.objective = "see that processors do not commute"
 ANSWER_1_18.hints = ("Take probabilities 0.8, 0.15, 0.05 and flatten them by T = 2 on paper, before and after top-p.",)
 ANSWER_1_18.question = Choice(
     "abc",
-    "16cf8562bcb061b3",
+    "a",
     {
         "b": "flattening moves probability; from which tokens to which?",
         "c": "the set kept depends on probabilities, and temperature changes those",

@@ -4,11 +4,11 @@ from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Matching
 
 SEALED = {
-    "train": "e563f7a048dfac1d",
-    "score": "f69654e49dda636f",
-    "write": "43e6f027e2e684c3",
-    "write 8": "35265cc456570578",
-    "verify 5": "b9b5d9258606ee0e",
+    "train": "a",
+    "score": "a",
+    "write": "c",
+    "write 8": "c",
+    "verify 5": "a",
 }
 
 ANSWER_1_2 = exercise("1.2", "How many passes, one after another?", kind="matching", points=2, minutes=4)

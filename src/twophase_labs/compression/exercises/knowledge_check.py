@@ -7,7 +7,7 @@ ANSWER_6_11 = exercise("6.11", "One card, a large model", kind="choice", points=
 ANSWER_6_11.objective = "choose what to compress by what is short"
 ANSWER_6_11.question = Choice(
     "abcd",
-    "06c87d48b19dc58d",
+    "a",
     {
         "b": "70 GB of weights leave 10 GB for all the rest, and the 64 requests alone need 31 GB of K/V",
         "c": "2:4 keeps half of the values, and their places besides: 79 GB, and no room for K/V; and the "
@@ -22,9 +22,9 @@ ANSWER_6_12.objective = "tell by the symptom what compression did"
 ANSWER_6_12.question = Matching(
     "abcde",
     {
-        "perplexity doubles, although every weight has 8 bits": "2b38164cbfa72939",
-        "the layer's error is small on the calibration text and large on any other": "2679e489f7815576",
-        "a single stream is faster, a batch of 64 is not": "2ddd6245ad08e494",
+        "perplexity doubles, although every weight has 8 bits": "c",
+        "the layer's error is small on the calibration text and large on any other": "e",
+        "a single stream is faster, a batch of 64 is not": "a",
     },
     hint="Ask of each symptom: is it the values, the calibration, the bytes, the arithmetic or the training?",
 )

@@ -362,12 +362,12 @@ ANSWER_3_5.objective = "foresee what a bug in an allocator looks like from outsi
 ANSWER_3_5.question = Matching(
     "abcdef",
     {
-        "table 1": "cae63c34533a055a",
-        "table 2": "2e302eaa80baf0c5",
-        "table 3": "ec5c0393955a34db",
-        "pool 1": "57524a4ae40c9442",
-        "pool 2": "9452c301b065bfd3",
-        "layer": "6f5ba329d5edd79a",
+        "table 1": "d",
+        "table 2": "a",
+        "table 3": "e",
+        "pool 1": "f",
+        "pool 2": "c",
+        "layer": "b",
     },
     hint="Walk through the nine events with each of them. The tables differ at events 2 and 4, the pools at "
     "events 4 and 9.",

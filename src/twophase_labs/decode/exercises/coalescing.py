@@ -17,7 +17,7 @@ ANSWER_3_8 = exercise("3.8", "What a layout costs", kind="choice", points=1, min
 ANSWER_3_8.objective = "see which accesses a layout of K makes expensive"
 ANSWER_3_8.question = Choice(
     "abcd",
-    "f7e59a2f3ef3c087",
+    "b",
     {
         "a": "a block of a head is one piece of 2,048 bytes in both, and all of it is read",
         "c": "one of the two takes everything that lies together, in whatever order it lies",

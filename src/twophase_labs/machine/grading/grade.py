@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -229,14 +229,8 @@ class Grader:
     def at_once(self, function: Callable[[One], Made], items: Iterable[One]) -> Iterator[Made]:
         """`function` of each item, as they end, one for each worker at a time. An interruption ends the workers."""
         pool = ThreadPoolExecutor(self.num_workers)
-        running: set[Future[Made]] = set()
         try:
-            for item in items:
-                running.add(pool.submit(function, item))
-                while len(running) >= self.num_workers:
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
-            for future in as_completed(running):
+            for future in as_completed([pool.submit(function, item) for item in items]):
                 yield future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)

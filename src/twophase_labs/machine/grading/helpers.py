@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from twophase_labs.machine.grading.locate import NOT_PYTHON, Cell
 from twophase_labs.machine.lab import SETUP_TAG, Lab, tags
-from twophase_labs.machine.lint import names_bound
+from twophase_labs.machine.lint import handed_out, names_bound
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def definitions(cells: Sequence[Cell], lab: Lab, answers: Mapping[str, Cell]) ->
         lines = cell.source.encode(errors="replace").split(b"\n")
         for node in cell.tree.body:
             is_alias = _is_alias(node, lab)
-            names = frozenset(names_bound(ast.Module([node], []))) if is_alias else _names(node)
+            names = frozenset(names_bound([node])) if is_alias else _names(node)
             if names and (names.isdisjoint(asked) or (cell.number in answering and not is_alias)):
                 found.append(Definition(names, _text(node, lines), cell.number, source in shipped, is_alias))
     return found
@@ -107,20 +107,11 @@ def _names(node: ast.stmt) -> frozenset[str]:
             ast.literal_eval(node.value)
         except (*NOT_PYTHON, TypeError):  # TypeError: a dictionary of lists as keys
             return frozenset()
-        return frozenset(names_bound(ast.Module([node], [])))
+        return frozenset(names_bound([node]))
     return frozenset()
 
 
 def _is_alias(node: ast.stmt, lab: Lab) -> bool:
     """Whether it is `decode_kernel = use("3.9")`, or several such in one."""
-    if not isinstance(node, ast.Assign):
-        return False
-    values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-    return all(_is_use(value, lab) for value in values)
-
-
-def _is_use(value: ast.expr, lab: Lab) -> bool:
-    match value:
-        case ast.Call(func=ast.Name(id="use"), args=[ast.Constant(value=str(exercise))]):
-            return exercise in lab.exercises
-    return False
+    given = {name for name, exercise, call in handed_out([node]) if call == "use" and exercise in lab.exercises}
+    return bool(given) and given == names_bound([node])

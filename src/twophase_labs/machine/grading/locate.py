@@ -39,13 +39,13 @@ class Cell:
     @cached_property
     def names(self) -> frozenset[str]:
         """What its top level defines."""
-        return frozenset(names_bound(self.tree) if self.tree is not None else ())
+        return frozenset(names_bound(self.tree.body) if self.tree is not None else ())
 
     @cached_property
     def own_names(self) -> frozenset[str]:
         """Those of them that are not merely handed out: `greedy = use("1.3")` answers nothing."""
         body = self.tree.body if self.tree is not None else []
-        return frozenset(names_bound(ast.Module([node for node in body if not handed_out(ast.Module([node], []))], [])))
+        return frozenset(names_bound(node for node in body if not handed_out([node])))
 
     def defines(self, name: str) -> bool:
         if self.tree is not None:

@@ -46,11 +46,11 @@ from twophase_labs.machine.grading.run_one import (
     silence_the_notebook,
     too_slow,
 )
-from twophase_labs.machine.guard import Guard
-from twophase_labs.machine.judge import Judge, Verdict, run_cell
-from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
-from twophase_labs.machine.limits import limit_this_process
+from twophase_labs.machine.judge import Judge, Verdict
+from twophase_labs.machine.lab import Workbook
+from twophase_labs.machine.limits import MEMORY_LIMIT_GIB, limit_this_process
 from twophase_labs.machine.session import Session, adopt
+from twophase_labs.machine.solved import run_setup_in
 
 
 def judged_in_a_fork(
@@ -83,10 +83,10 @@ def judged_in_a_fork(
         return explain_death(exercise, ended)
 
 
-def _memory_gib(exercise: Exercise) -> int | float | None:
+def _memory_gib(exercise: Exercise) -> int | None:
     """No limit where the answer may use CUDA, which reserves far more address space than it uses."""
     uses_cuda = not {"gpu", "triton"}.isdisjoint(exercise.needs) and torch.cuda.device_count() > 0
-    return None if uses_cuda else exercise.memory_limit_gib
+    return None if uses_cuda else MEMORY_LIMIT_GIB
 
 
 def explain_death(exercise: Exercise, ended: sandbox.Ended) -> Verdict:
@@ -125,9 +125,9 @@ def main(argv: list[str] | None = None) -> None:
     sys.modules["__main__"] = main  # dataclasses and pickle look up where a class was defined
     workbook = Workbook(args.root, args.package)
     lab = workbook.lab(args.lab)
-    run_setup_cells(lab, vars(main))
+    run_setup_in(lab, vars(main))
     silence_the_notebook(vars(main))
-    session = Session(lab, Path(tempfile.gettempdir()), Guard(lab.package))
+    session = Session(lab, Path(tempfile.gettempdir()))
     adopt(session)
     gc.freeze()  # a collection in a child would touch, and so copy, every page
     world = None if args.once else world_of(args.root, args.package)
@@ -142,15 +142,6 @@ def main(argv: list[str] | None = None) -> None:
             isolated = world if isolation == sandbox.NAMESPACES else None
             verdict = judged_in_a_fork(job, session.judge, vars(main), isolated)
         channel.write(as_line(verdict))
-
-
-def run_setup_cells(lab: Lab, namespace: dict[str, Any]) -> None:
-    for cell, source in enumerate(lab.setup, start=1):
-        try:
-            run_cell(source, namespace, f"<setup {cell}>")
-        except Exception as error:
-            where = f"lab {lab.number}, <setup {cell}>"
-            raise WorkbookError(f"{where}: the workbook's own cell raised {error!r}") from error
 
 
 def world_of(root: Path, package: str) -> sandbox.World:

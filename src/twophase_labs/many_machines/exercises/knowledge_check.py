@@ -7,7 +7,7 @@ ANSWER_7_11 = exercise("7.11", "Eight cards, one service", kind="choice", points
 ANSWER_7_11.objective = "choose an arrangement by what is slow"
 ANSWER_7_11.question = Choice(
     "abcd",
-    "47b12117e52be65a",
+    "b",
     {
         "a": "its one cache would hold all 40 instructions, but with 64 all-reduces in every step eight cards "
         "finish fewer tokens per second than as eight engines, and shorter steps are not what is missing",

@@ -8,11 +8,11 @@ ANSWER_8_13.objective = "choose an improvement by the share of the time that it 
 ANSWER_8_13.question = Matching(
     "abcde",
     {
-        "agents": "82f42e0f6a724aca",
-        "chat": "5c461497a9b82892",
-        "completion": "c6fe9b323e9800ac",
-        "documents": "e799e841e3113df3",
-        "summaries": "e346d839bf457fcc",
+        "agents": "b",
+        "chat": "d",
+        "completion": "e",
+        "documents": "a",
+        "summaries": "c",
     },
     hint="Of each row: what is left of its sum with each improvement? An improvement of the largest part may "
     "be worth less than a better one of the second largest.",

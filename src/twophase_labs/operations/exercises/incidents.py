@@ -15,11 +15,11 @@ ANSWER_8_5.objective = "tell the cause of an incident from what follows from it"
 ANSWER_8_5.question = Matching(
     "abcdefgh",
     {
-        "A": "c50230011d06e632",
-        "B": "812d1068a354032a",
-        "C": "1e614b57ba7005c9",
-        "D": "41576ebe78057574",
-        "E": "fbc7e82745455734",
+        "A": "f",
+        "B": "d",
+        "C": "e",
+        "D": "h",
+        "E": "g",
     },
     hint="In each column, some rows differ from the healthy one. Which of them can cause the others, and which "
     "can only follow?",
@@ -194,11 +194,11 @@ ANSWER_8_6.objective = "choose a cure by the cause, not by the symptom"
 ANSWER_8_6.question = Matching(
     "abcde",
     {
-        "A": "8e78db9a4adf4c0b",
-        "B": "91df801fc764ff7e",
-        "C": "eace862c481b65e7",
-        "D": "472e4d4da73095fb",
-        "E": "166ca2ad1acdb5b3",
+        "A": "d",
+        "B": "b",
+        "C": "a",
+        "D": "c",
+        "E": "e",
     },
     hint="What would have to be different for the row that you chose to look as in the healthy hour?",
 )

@@ -7,7 +7,7 @@ ANSWER_8_14 = exercise("8.14", "Three calls at night", kind="matching", points=3
 ANSWER_8_14.objective = "find what a number does not show"
 ANSWER_8_14.question = Matching(
     "abcd",
-    {"slow": "5d27300dee658a94", "dead": "08ae8f7bbc96e4ae", "canary": "e053f1abfa8ebddf"},
+    {"slow": "b", "dead": "c", "canary": "c"},
     hint="Ask of each number: which requests does it count, from which moment on, and what does it show when "
     "there is little or nothing to show?",
 )

@@ -7,7 +7,7 @@ NEXT_9_2 = exercise("9.2", "The next step of vLLM", kind="matching", points=3, m
 NEXT_9_2.objective = "predict another engine's step from the rules you built"
 NEXT_9_2.question = Matching(
     "abcdef",
-    {"A": "6df248b14a98e7ce", "B": "3075430f23ec0244", "C": "23f6042d47a6589f", "D": "f51d6c782e13649b"},
+    {"A": "b", "B": "c", "C": "d", "D": "a"},
     hint="Decodes first, then running prompts, then the queue. How much of B's prompt is left, what of C's is in the "
     "cache, and how many may run?",
 )

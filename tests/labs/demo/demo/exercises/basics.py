@@ -50,7 +50,7 @@ def leaves_inputs_alone(answer, draw: Draw):
 
 ANSWER_1_2 = exercise("1.2", "Cost of one more", kind="choice", points=1, minutes=1)
 ANSWER_1_2.objective = "cost"
-ANSWER_1_2.question = Choice("abc", "da68f62cce3c19b8", {"a": "the total is kept, so nothing is added twice"})
+ANSWER_1_2.question = Choice("abc", "b", {"a": "the total is kept, so nothing is added twice"})
 
 CENTRED = exercise("1.3", "Centred", "centred", points=2, minutes=4, lines=2, uses=("1.1",), time_limit_s=8)
 CENTRED.objective = "reuse"
@@ -71,7 +71,7 @@ GUESS_1_4.question = Number(lambda: sum(range(1, 101)), factor=1.5, unit="additi
 
 ANSWER_1_5 = exercise("1.5", "Which line does what", kind="matching", points=2, minutes=2)
 ANSWER_1_5.objective = "reading"
-ANSWER_1_5.question = Matching("abc", {"cumsum": "fc9445c4670d3533", "div": "5d0ae8226159a649"})
+ANSWER_1_5.question = Matching("abc", {"cumsum": "a", "div": "b"})
 
 ANSWER_1_6 = exercise("1.6", "Bytes", kind="numeric", points=1, minutes=1)
 ANSWER_1_6.objective = "bytes"

@@ -16,7 +16,7 @@ COST = replace(
     basics.ANSWER_1_2,
     id="1.5",
     names=("answer_1_5",),
-    question=Choice("abc", "54f93ede61bd3fd0", {}),
+    question=Choice("abc", "b", {}),
     is_extra=True,
 )
 

@@ -1,7 +1,7 @@
 """The words of a lab's texts: those of the glossary, and English ones.
 
 `problems` finds where a lab's prose, the comments and strings of its cells and its messages use a word that the
-glossary has another one for, or a phrase that reads as translated; rules.py asks it at each build. Names in code
+glossary has another one for, or a phrase that reads as translated. Names in code
 (`page_ids`) and docstrings are not looked at. Of a word with ordinary meanings as well (number, pass, found, slot) only
 uses that are certainly the term's are found: this does not spare anybody a reading.
 """
@@ -9,15 +9,27 @@ uses that are certainly the term's are found: this does not spare anybody a read
 import ast
 import importlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
-from twophase_labs.machine.glossary import TERMS
 from twophase_labs.machine.lab import Lab
 
 WORD = r"(?<![\w`-]){}(?![\w`])"
+
+# Terms of the glossary, and what the course does not call them.
+OTHER_WORDS = {
+    "request": ("readers?", "writers?", "users? (?:waits?|arrives?|finish(?:es)?|decodes?|runs?)"),
+    "step": ("iterations?", "(?:engine|decode|scheduler) (?:pass(?:es)?|turns?)", "(?:each|every|per|one) turn"),
+    "block": ("[Pp]ages?",),
+    "slot": ("seats?",),
+    "tile": ("query blocks?", "blocks? of queries"),
+    "element": ("numbers per (?:token|head|row)", "numbers in (?:a|the|each) (?:tensor|matrix|row|cache)"),
+    "hit": ("(?:known|found) tokens?",),
+    "draft": ("guess(?:es|ed|ing)?",),
+    "LSE": ("log-sums?(?!-exp)", "units of log2"),
+    "SLO": ("(?:a|the|its|each|every|latency) promises?",),
+}
 
 # What readings of the labs found, and its kin.
 PHRASES = (
@@ -46,12 +58,23 @@ class Text:
     is_kernel: bool = False
 
 
-def found_in(texts: Sequence[Text], may_stand: Mapping[str, str] = MappingProxyType(ALLOWED)) -> list[str]:
-    """Words and phrases that the course does not use, each with its place and what to say instead."""
+PATTERNS = {
+    **{re.compile(WORD.format(f"(?:{word})")): f"say {term}" for term, words in OTHER_WORDS.items() for word in words},
+    **{
+        re.compile(WORD.format(f"(?:{phrase})"), re.IGNORECASE): "write it as an English book would"
+        for phrase in PHRASES
+    },
+}
+
+
+def found_in(
+    texts: Sequence[Text], may_stand: Iterable[str] = tuple(ALLOWED), patterns: Mapping[re.Pattern[str], str] = PATTERNS
+) -> list[str]:
+    """Each use of a pattern, with its place and what to say instead."""
     told = []
     for one in texts:
         allowed = [match.span() for pattern in may_stand for match in re.finditer(pattern, one.text)]
-        for pattern, instead in _PATTERNS:
+        for pattern, instead in patterns.items():
             for match in pattern.finditer(one.text):
                 if one.is_kernel and match[0].lower().startswith("page"):  # there BLOCK_M is a tile, PAGE the block
                     continue
@@ -59,15 +82,6 @@ def found_in(texts: Sequence[Text], may_stand: Mapping[str, str] = MappingProxyT
                     around = one.text[max(0, match.start() - 30) : match.end() + 30].replace("\n", " ")
                     told.append(f"{one.where}: {match[0]!r} ({instead}): ...{around}...")
     return told
-
-
-_PATTERNS = tuple(
-    [(re.compile(WORD.format(f"(?:{word})")), f"say {term.name}") for term in TERMS for word in term.not_words]
-    + [
-        (re.compile(WORD.format(f"(?:{phrase})"), re.IGNORECASE), "write it as an English book would")
-        for phrase in PHRASES
-    ]
-)
 
 
 def texts_of(lab: Lab) -> list[Text]:
