@@ -5,7 +5,6 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
-
 from tests.labs.demo import LAB
 from twophase_labs.machine.build import card
 from twophase_labs.machine.cards import verdict_card
