@@ -12,6 +12,8 @@ from twophase_tools.bench.peers.process import Launch, NotRunError
 
 OURS, BATCH, ONE_BY_ONE, VLLM = "twophase", "transformers, one batch", "transformers, one by one", "vLLM"
 BLOCK_SIZE, VLLM_BLOCK_SIZE = 16, 128  # vLLM's is its own choice on a CPU
+# Of both engines: vLLM's choice on a CPU when all requests are there at once. Ours, 512, is made for those who wait.
+STEP_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ def launch_of(who: str, setup: Setup, lengths: list[int]) -> Launch:
         "attention_backend": setup.backend,
         "block_size": BLOCK_SIZE,
         "num_kv_blocks": _blocks(lengths, BLOCK_SIZE),
+        "max_num_batched_tokens": STEP_TOKENS,
         "quantization": setup.quantization,
     }
     return Launch(sys.executable, "with_twophase", settings | {"options": options})
@@ -77,6 +80,7 @@ def _vllm_launch(setup: Setup, lengths: list[int]) -> Launch:
         "num_requests": len(lengths),
         "longest": max(lengths),
         "block_size": VLLM_BLOCK_SIZE,
+        "step_tokens": STEP_TOKENS,
         "kv_cache_bytes": num_blocks * VLLM_BLOCK_SIZE * token_bytes,
     }
     cores = sorted(os.sched_getaffinity(0))[: setup.num_threads] if hasattr(os, "sched_getaffinity") else []

@@ -28,6 +28,7 @@ class Engine:
             max_num_seqs=settings["num_requests"],
             max_model_len=settings["longest"],
             block_size=settings["block_size"],
+            max_num_batched_tokens=settings["step_tokens"],
             kv_cache_memory_bytes=settings["kv_cache_bytes"],
         )
 

@@ -68,6 +68,11 @@ def test_vllm_gets_the_weights_threads_and_memory_that_we_get(seen, setup, tiny_
     assert kv_bytes == 2 * fewer_bytes == (5 + 1) * 128 * token_bytes  # a block for each sequence, and its own
 
 
+def test_steps_have_as_many_tokens(tiny_folder, setup):
+    ours, vllms = (launch_of(who, setup(tiny_folder), WORKLOAD.lengths).settings for who in (launches.OURS, VLLM))
+    assert ours["options"]["max_num_batched_tokens"] == vllms["step_tokens"]
+
+
 def test_our_engine_has_room_for_all_and_nothing_is_found_again(tiny_folder, setup):
     settings = launch_of(launches.OURS, setup(tiny_folder, "bfloat16", "int8"), WORKLOAD.lengths).settings
     assert settings["options"]["num_kv_blocks"] == sum(-(-length // 16) for length in WORKLOAD.lengths)
