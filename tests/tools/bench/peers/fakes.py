@@ -52,7 +52,7 @@ class Engine:
         return outputs
 
 class LLM:
-    def __init__(self, model, dtype, max_num_seqs, max_model_len, block_size, kv_cache_memory_bytes,
+    def __init__(self, model, dtype, max_num_seqs, max_model_len, max_num_batched_tokens, block_size, kv_cache_memory_bytes,
                  skip_tokenizer_init, enable_prefix_caching):
         assert skip_tokenizer_init and not enable_prefix_caching
         assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
