@@ -272,8 +272,8 @@ from twophase_labs.kit.open_engine import show_source
 show_source(unpack_layer)
 
 # %% [markdown]
-# **Question.** Yours writes rows of tokens, as they come; this one writes whole blocks, when the request is admitted. It
-# may be given `None` for a block. When?
+# **Question.** Yours writes rows of tokens, as they come; this one writes whole blocks, when the request is admitted.
+# It may be given `None` for a block. When?
 #
 # <details><summary>Answer</summary>
 #
@@ -450,15 +450,15 @@ from twophase_features.parallel.disaggregation import DecodeEngine
 show_source(DecodeEngine._hear)
 
 # %% [markdown]
-# **Question.** After an error some blocks of the prompt may have come, and others not. `_queue` puts the request into the
-# engine's queue all the same. Who makes sure that no token is computed from blocks that are missing?
+# **Question.** After an error some blocks of the prompt may have come, and others not. `_queue` puts the request into
+# the engine's queue all the same. Who makes sure that no token is computed from blocks that are missing?
 #
 # <details><summary>Answer</summary>
 #
-# The admission: it asks the tier for the request's blocks, in order, and the tier gives those whose layers have all come,
-# up to the first hole. The rest of the prompt is computed like the rest after a prefix hit (lab 5). A tier may always
-# miss, so recovery needs no code of its own. Your sender kept the blocks until it heard how the transfer had ended; this
-# one copies them into messages, and keeps nothing.
+# The admission: it asks the tier for the request's blocks, in order, and the tier gives those whose layers have all
+# come, up to the first hole. The rest of the prompt is computed like the rest after a prefix hit (lab 5). A tier may
+# always miss, so recovery needs no code of its own. Your sender kept the blocks until it heard how the transfer had
+# ended; this one copies them into messages, and keeps nothing.
 # </details>
 
 # %% [markdown]

@@ -30,7 +30,8 @@ def draw_fleets(outcomes: Sequence[Outcome]) -> Figure:
         style, colour = ("-", "--", ":")[number % 3], (COLOURS[5], COLOURS[0], INK)[number % 3]
         right.plot([each.ttft_s(p) for p in percents], percents, style, color=colour, linewidth=1.8, label=each.name)
     right.axvline(0.5, color=LINE, linewidth=1)
-    right.text(0.515, 6, "half of the SLO;\nthe other half:\n30 ms per token", fontsize=8, color=INK)
+    label = "grey: half of the SLO;\nthe other half:\n30 ms per token"
+    right.text(0.98, 0.06, label, fontsize=8, color=INK, ha="right", transform=right.transAxes)
     right.set(xlabel="TTFT in s", ylabel="percent of requests within", xlim=(0, None), ylim=(0, 100))
     right.legend(frameon=False, fontsize=8, loc="center right")
     for axes in (left, right):

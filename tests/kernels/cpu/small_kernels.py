@@ -477,3 +477,13 @@ def doubled(x_ptr, out_ptr, n, N: tl.constexpr):
         place = place + place - i
         place = place - i + i
     tl.store(out_ptr + place, tl.load(x_ptr + i), mask=place < n)
+
+
+@triton.jit
+def of_rows(q_ptr, k_ptr, v_ptr, rows_ptr, out_ptr, N: tl.constexpr):
+    """(q k^T) v for rows of k and v that are found in a table; both are [_, N]."""
+    offs = tl.arange(0, N)
+    at = (tl.load(rows_ptr + offs) * N)[:, None]
+    place = offs[:, None] * N + offs[None, :]
+    scores = tl.dot(tl.load(q_ptr + place), tl.trans(tl.load(k_ptr + at + offs[None, :])), input_precision="ieee")
+    tl.store(out_ptr + place, tl.dot(scores, tl.load(v_ptr + at + offs[None, :]), input_precision="ieee"))

@@ -2,6 +2,7 @@
 
 import ctypes
 import platform
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -106,6 +107,18 @@ def test_what_is_not_copied(dtype, in_word, function):
     sizes = ctypes.c_int32(48), ctypes.c_int32(70)
     _, generated = build(kernels.pairs, x, x, torch.zeros(1), *sizes, M=4, N=64, K=16, IN=in_word)
     assert f"\nproduct_{function}(4, 64, 16, " in generated.c_source
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_the_values_rows_are_asked_for_beside_the_keys(checked):
+    """Where two tiles lie at the same offsets, the first one's load prefetches the second."""
+    q, k, v = (whole_numbers(*shape, seed=seed) for seed, shape in enumerate(((16, 16), (40, 16), (40, 16))))
+    rows, out = torch.randperm(40)[:16].int(), torch.zeros(16, 16)
+    assert run(kernels.of_rows, q, k, v, rows, out, N=16, checked=checked) is None
+    assert torch.equal(out, q @ k[rows].T @ v[rows])
+    _, generated = build(kernels.of_rows, q, k, v, rows, out, N=16, checked=checked)
+    asked = re.findall(r"prefetch\(.*arg(\d) \+ .* - .*arg(\d)\)", generated.c_source)
+    assert asked == ([] if checked else [("2", "1")]), "v's, where k's row begins"
 
 
 LESS = ["-mno-amx-bf16", "-mno-amx-bf16 -mno-avx512bf16", "-mno-amx-bf16 -mno-avx512f"]

@@ -1,5 +1,7 @@
 """Recordings: many launches repeated by one call, on the same tensors."""
 
+import threading
+
 import pytest
 import torch
 
@@ -140,7 +142,32 @@ def check_unrepeatable(module):
         x.float()
 
 
-CHECKS = [check_replays, check_more_recordings, check_refusals, check_operations, check_unrepeatable]
+def check_threads(module):
+    """A recording has its own thread's launches only; two threads may record at once."""
+    x, y = torch.ones(8), torch.ones(8)
+    steps = {}
+
+    def other():
+        programs.double[(1,)](y, y, 8, BLOCK=8)
+        with module.record() as steps["other"]:
+            programs.double[(1,)](y, y, 8, BLOCK=8)
+            programs.double[(1,)](y, y, 8, BLOCK=8)
+
+    with module.record() as step:
+        programs.double[(1,)](x, x, 8, BLOCK=8)
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        programs.double[(1,)](x, x, 8, BLOCK=8)
+    assert (len(step), len(steps["other"])) == (2, 2)
+    step.replay()
+    assert (x == 16).all()
+    assert (y == 8).all()
+    steps["other"].replay()
+    assert (y == 32).all()
+
+
+CHECKS = [check_replays, check_more_recordings, check_refusals, check_operations, check_unrepeatable, check_threads]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
