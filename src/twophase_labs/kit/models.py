@@ -53,7 +53,7 @@ def random_llama(seed: int = 0, width: int = 64) -> Any:
 
 
 def transformers_greedy(
-    model: Any, ids: Int[Tensor, " T"], num_new: int, eos_id: int | None = None
+    model: Any, ids: Int[Tensor, " T"], num_new: int, eos_id: int | None = None, use_cache: bool = True
 ) -> Int[Tensor, " T_new"]:
     """Prompt and greedy continuation as transformers' own `generate` gives them."""
     options: dict[str, Any] = {} if eos_id is None else {"eos_token_id": eos_id}
@@ -62,6 +62,7 @@ def transformers_greedy(
         attention_mask=torch.ones_like(ids)[None],  # or it warns that it cannot tell padding from text
         max_new_tokens=num_new,
         do_sample=False,
+        use_cache=use_cache,
         pad_token_id=0,
         **options,
     )[0]

@@ -33,7 +33,7 @@ from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lines import python_lines
 
 SEED = 1
-TARGET, CARD = "sm_90", "H100"
+CARDS = {"sm_80": "A100", "sm_89": "RTX 4090", "sm_90": "H100"}
 
 
 def why_not() -> str:
@@ -42,21 +42,21 @@ def why_not() -> str:
 
 
 class Compiled:
-    """Launched like `kernel`, which is compiled for `TARGET` and executed by the emulator.
+    """Launched like `kernel`, which is compiled for `target` and executed by the emulator.
 
     Attributes:
         report: Of the last launch.
     """
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: Any, target: str = "sm_90") -> None:
+        self.kernel, self.target = kernel, target
         self.report: KernelReport | None = None
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, **options: Any) -> None:
             # Memory of its own for each tensor, so that an access one element too far is noticed.
             own = tuple(arg.detach().cpu().clone() if isinstance(arg, Tensor) else arg for arg in args)
-            self.report = inspect_in(_process(), self.kernel, grid, own, TARGET, **options)
+            self.report = inspect_in(_process(), self.kernel, grid, own, self.target, **options)
             for mine, theirs in zip(args, own, strict=True):
                 if isinstance(mine, Tensor):
                     mine.copy_(theirs)
@@ -72,9 +72,9 @@ class Compiled:
         return lines[at].strip() if file == source.file and 0 <= at < len(lines) else ""
 
 
-def inspect_engine(wrapper: Callable[..., Any], *args: Any, **options: Any) -> KernelReport:
-    """What is counted while `wrapper(*args, **options)` runs its kernel, with the tiles it chooses on `TARGET`."""
-    return _process().call(inspect_call, wrapper, *args, target=TARGET, **options)
+def inspect_engine(wrapper: Callable[..., Any], *args: Any, target: str = "sm_90", **options: Any) -> KernelReport:
+    """What is counted while `wrapper(*args, **options)` runs its kernel, with the tiles it chooses on `target`."""
+    return _process().call(inspect_call, wrapper, *args, target=target, **options)
 
 
 @cache
@@ -84,13 +84,13 @@ def _process() -> CompilingProcess:
     return process
 
 
-def judge_compiled(exercise: Exercise, answer: Mapping[str, Any], verdict: Verdict) -> Verdict:
+def judge_compiled(exercise: Exercise, answer: Mapping[str, Any], verdict: Verdict, target: str = "sm_90") -> Verdict:
     """The passed `verdict` with a note, or one that says what the compiled code of `answer` does otherwise."""
     assert exercise.compiled is not None
     if why_not():
         return replace(verdict, notes=(*verdict.notes, f"not run here: a GPU's code ({why_not()})"))
-    where = f"compiled for an {CARD} and executed without one"
-    kernels = SimpleNamespace(**{name: Compiled(kernel) for name, kernel in answer.items()})
+    where = f"compiled for an {CARDS[target]} and executed without one"
+    kernels = SimpleNamespace(**{name: Compiled(kernel, target) for name, kernel in answer.items()})
     try:
         exercise.compiled(kernels, Draw(SEED))
     except NotCoveredError as error:
@@ -103,7 +103,7 @@ def judge_compiled(exercise: Exercise, answer: Mapping[str, Any], verdict: Verdi
         return _failed(verdict, f"{where}: {error.message}", _line(error, vars(kernels).values()))
     except Exception as error:  # the compiler's, whose last line is the matter
         said = str(error).strip().split("\n")[-1]
-        return _failed(verdict, f"the compiler for an {CARD} refuses it: {type(error).__name__}: {said}", ())
+        return _failed(verdict, f"the compiler for an {CARDS[target]} refuses it: {type(error).__name__}: {said}", ())
     return replace(verdict, notes=(*verdict.notes, f"a GPU's code: right as well, {where}"))
 
 

@@ -64,7 +64,8 @@ class Exercise:
         question: For the other kinds.
         compiled: Of a kernel: one more test, for `check` in a notebook. It is called as a property's once all of them
             hold, with a kernel that is compiled for a GPU and emulated in the place of the one that runs here.
-        time_limit_s: Of the processor (see `limits.Allowance`), for the cell and for the whole check.
+        time_limit_s: Of the processor (see `limits.Allowance`), for the cell and for the whole check;
+            `memory_limit_gib` is on top of what an empty check needs.
     """
 
     id: str
@@ -82,6 +83,7 @@ class Exercise:
     needs: tuple[Need, ...] = ("cpu",)
     uses: tuple[str, ...] = ()
     time_limit_s: int | float = 20
+    memory_limit_gib: int | float = 4
     is_extra: bool = False
     compiled: Test | None = None
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from twophase.core.errors import ModelFolderError
 from twophase_labs.machine.checks import Draw, Rejected
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.limits import MEMORY_LIMIT_GIB, OutOfTime, time_limit
+from twophase_labs.machine.limits import OutOfTime, time_limit
 from twophase_labs.machine.lines import is_learners_file, python_lines
 from twophase_labs.machine.unfilled import Unfilled, UnfilledError, blanks_left, empty_in_kernel
 
@@ -226,7 +226,7 @@ def explain(
         reason = f"the GPU has stopped: {_text(error)}".partition("\n")[0]
         return "error", reason, (*where, "Look for an index outside of a tensor. Then restart the kernel.")
     if isinstance(error, MemoryError) or "can't allocate memory" in _text(error):
-        reason = f"it wants more memory than the {MEMORY_LIMIT_GIB} GiB allowed here"
+        reason = f"it wants more memory than the {exercise.memory_limit_gib:g} GiB allowed here"
         return "error", reason, (*where, "Look for a shape that is much larger than it should be.")
     if _is_miscalled(error, exercise):
         return "failed", f"it cannot be called as the exercise asks: {_text(error)}", _signatures(exercise, references)

@@ -9,7 +9,6 @@ from time import monotonic, process_time
 from types import FrameType
 
 GIB = 2**30
-MEMORY_LIMIT_GIB = 4  # of an answer, on top of what an empty check needs
 MAX_FILE_BYTES = 256 * 2**20
 LOAD = 3  # on a machine that others use as well, a second of the processor may take that many by the clock
 TICK_S = 0.05
@@ -67,7 +66,7 @@ def time_limit(seconds: int | float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def limit_this_process(memory_gib: int | None, cpu_s: int | float | None = None) -> None:
+def limit_this_process(memory_gib: int | float | None, cpu_s: int | float | None = None) -> None:
     """At most `memory_gib` of address space beyond the present; no core dumps, no huge files. Irrevocable.
 
     Address space is what Linux can limit per process; what is mapped already (torch's libraries) is not counted.
@@ -86,5 +85,5 @@ def limit_this_process(memory_gib: int | None, cpu_s: int | float | None = None)
     if memory_gib is not None and sys.platform == "linux":
         with open("/proc/self/statm") as statm:
             mapped = int(statm.read().split()[0]) * resource.getpagesize()
-        most = mapped + memory_gib * GIB
+        most = mapped + int(memory_gib * GIB)
         resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -9,17 +9,19 @@ from matplotlib.patches import Rectangle
 
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
-COLUMNS = 8  # blocks in a row of the pool
 OWNERS = (*COLOURS[2:4], COLOURS[6], COLOURS[5], COLOURS[0])  # none of the two phases' colours
 
 
-def draw_block_tables(tables: Mapping[str, tuple[Sequence[int], int]], *, num_blocks: int, block_size: int) -> Figure:
+def draw_block_tables(
+    tables: Mapping[str, tuple[Sequence[int], int]], *, num_blocks: int, block_size: int, columns: int = 8
+) -> Figure:
     """Block tables beside the pool they point into.
 
     Args:
         tables: For each sequence's name its block ids and how many tokens it holds.
         num_blocks: Blocks to show; every id must be below it.
         block_size: Slots per block.
+        columns: Blocks per row of the pool.
     """
     owners: dict[int, list[tuple[str, int]]] = {}  # of each block, sequences and the block's number in them
     filled: dict[int, int] = {}
@@ -31,12 +33,12 @@ def draw_block_tables(tables: Mapping[str, tuple[Sequence[int], int]], *, num_bl
             filled[block] = max(filled.get(block, 0), min(block_size, num_tokens - logical * block_size))
     colour_of = {name: OWNERS[i % len(OWNERS)] for i, name in enumerate(tables)}
 
-    num_rows = max(-(-num_blocks // COLUMNS), len(tables), 2)
+    num_rows = max(-(-num_blocks // columns), len(tables), 2)
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(10, 1.1 + 0.56 * num_rows), width_ratios=(1, 1.5), facecolor="white"
     )
     _draw_tables(left, tables, colour_of)
-    _draw_pool(right, owners, filled, colour_of, num_blocks, block_size)
+    _draw_pool(right, owners, filled, colour_of, num_blocks, block_size, columns)
     figure.tight_layout()
     return figure
 
@@ -65,9 +67,10 @@ def _draw_pool(
     colour_of: Mapping[str, str],
     num_blocks: int,
     block_size: int,
+    columns: int,
 ) -> None:
     for block in range(num_blocks):
-        row, column = divmod(block, COLUMNS)
+        row, column = divmod(block, columns)
         axes.add_patch(Rectangle((column, row), 0.92, 0.86, facecolor=EMPTY, edgecolor=LINE, linewidth=0.8))
         owned = owners.get(block, [])
         names = [f"{name}{logical}" for name, logical in owned]
@@ -82,7 +85,7 @@ def _draw_pool(
             axes.text(column + 0.46, row + 0.5, text, ha="center", va="center", fontsize=size, color=INK)
         number_colour = INK if names else LINE
         axes.text(column + 0.05, row + 0.05, str(block), ha="left", va="top", fontsize=7, color=number_colour)
-    axes.set(xlim=(-0.05, COLUMNS), ylim=(-(-num_blocks // COLUMNS), -0.05), xticks=[], yticks=[])
+    axes.set(xlim=(-0.05, columns), ylim=(-(-num_blocks // columns), -0.05), xticks=[], yticks=[])
     axes.set_title(f"The pool: {num_blocks} blocks of {block_size} slots", loc="left", fontsize=11)
     for name in [*colour_of][:1]:
         axes.set_xlabel(f"{name}0: block 0 of {name}. The coloured part of a block is in use.", loc="left", fontsize=9)

@@ -48,7 +48,7 @@ from twophase_labs.machine.grading.run_one import (
 )
 from twophase_labs.machine.judge import Judge, Verdict
 from twophase_labs.machine.lab import Workbook
-from twophase_labs.machine.limits import MEMORY_LIMIT_GIB, limit_this_process
+from twophase_labs.machine.limits import limit_this_process
 from twophase_labs.machine.session import Session, adopt
 from twophase_labs.machine.solved import run_setup_in
 
@@ -83,10 +83,10 @@ def judged_in_a_fork(
         return explain_death(exercise, ended)
 
 
-def _memory_gib(exercise: Exercise) -> int | None:
+def _memory_gib(exercise: Exercise) -> int | float | None:
     """No limit where the answer may use CUDA, which reserves far more address space than it uses."""
     uses_cuda = not {"gpu", "triton"}.isdisjoint(exercise.needs) and torch.cuda.device_count() > 0
-    return None if uses_cuda else MEMORY_LIMIT_GIB
+    return None if uses_cuda else exercise.memory_limit_gib
 
 
 def explain_death(exercise: Exercise, ended: sandbox.Ended) -> Verdict:
