@@ -142,7 +142,7 @@ def _outcome(name: str, options: tuple[tuple[str, Any], ...]) -> Outcome:
     if chosen["quantization"] not in service.allowed:
         raise ConfigError(f"the quality gate of {name} refuses weights in {chosen['quantization']}.")
     shares = chosen.pop("enable_prefix_caching")
-    if not isinstance(shares, bool):
+    if not isinstance(shares, (bool, np.bool_)):
         raise ConfigError(f"enable_prefix_caching is True or False, got {shares!r}.")
     plan = {key: value for key, value in chosen.items() if value is not None}
     config = config_of(
@@ -161,7 +161,7 @@ def _outcome(name: str, options: tuple[tuple[str, Any], ...]) -> Outcome:
         "num_blocks": memory.num_blocks,
         "block_size": BLOCK_SIZE,
     }
-    scheduler = make_scheduler(limits, enable_prefix_caching=shares)
+    scheduler = make_scheduler(limits, enable_prefix_caching=bool(shares))
     cost = RooflineCostModel(config.hardware, config.shape, 1, config.assumptions, BLOCK_SIZE)
     records = simulate(requests_of(service.workload), scheduler, cost).records
     begin_s, end_s = window_of(records)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import exercise
 
@@ -51,7 +53,8 @@ class Model:
                 if place is not None:
                     reject(f"{key!r} is held already, so nothing is copied: None was expected, got {place!r}")
                 continue
-            if type(place) is not int or not 0 <= place < self.num_blocks:
+            is_number = isinstance(place, (int, np.integer)) and not isinstance(place, bool)
+            if not is_number or not 0 <= place < self.num_blocks:
                 reject(f"the place of {key!r} is {place!r}, expected 0 to {self.num_blocks - 1}")
             if len(self.held) == self.num_blocks:
                 victim, free = self.held.pop(0)
