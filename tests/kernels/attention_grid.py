@@ -1,6 +1,7 @@
 """The grid that both attention kernels are tested on, and points with every pair of its values for every run."""
 
 import itertools
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,15 +62,17 @@ def whole_grid() -> list[GridPoint]:
     return [GridPoint(*point, *window, splits) for point, (window, splits) in zip(axes, turns, strict=False)]
 
 
-# Each point is a kernel to compile. Where there is a GPU, tests are run rarely, and all points; elsewhere a selection.
+# Each point is a kernel to compile. Where there is a GPU, tests are run rarely, and all points; elsewhere a selection, or
+# with this variable all of them, which takes two cores half an hour: `WHOLE_GRID=1 pytest --full -k whole_grid -n 2 tests/kernels`.
 of_the_whole_grid = pytest.mark.full if HERE == "cpu" else pytest.mark.gpu
+SELECTED = HERE == "cpu" and not os.environ.get("WHOLE_GRID")
 
 
 def grid_slices(*kernels: str) -> list[Any]:
     """(kernel, points) in portions that make good test names: one for each dtype, K/V format and head size."""
     slices = []
     for kernel in kernels:
-        points = sorted(grid_points(kernel, 3), key=_portion) if HERE == "cpu" else whole_grid()
+        points = sorted(grid_points(kernel, 3), key=_portion) if SELECTED else whole_grid()
         for name, own in itertools.groupby(points, key=_portion):
             slices.append(pytest.param(kernel, list(own), id=f"{kernel}-{name}"))
     return slices
