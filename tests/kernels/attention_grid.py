@@ -63,7 +63,7 @@ def whole_grid() -> list[GridPoint]:
 
 
 # Each point is a kernel to compile. Where there is a GPU, tests are run rarely, and all points; elsewhere a selection, or
-# with this variable all of them, which takes two cores half an hour: `WHOLE_GRID=1 pytest --full -k whole_grid -n 2 tests/kernels`.
+# with this variable all of them, which takes two cores twelve minutes: `WHOLE_GRID=1 pytest --full -k whole_grid -n 2 tests/kernels`.
 of_the_whole_grid = pytest.mark.full if HERE == "cpu" else pytest.mark.gpu
 SELECTED = HERE == "cpu" and not os.environ.get("WHOLE_GRID")
 
