@@ -2,41 +2,60 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import final
+from typing import Any, final
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from twophase.core.plan import SampledToken, ScheduledChunk
 from twophase.core.request import SamplingParams, TokenLogprobs
 from twophase.engine.model_run import BatchEntry
 from twophase.engine.request_state import RequestState
+from twophase.engine.runner import Parcel
+
+
+def arrays(params: Sequence[SamplingParams], row_of_draw: Sequence[int]) -> dict[str, Any]:
+    """Of the rows that ask for log-probabilities, and of their draws, what `logprobs_of` needs on the device."""
+    place = {r: i for i, r in enumerate(r for r, p in enumerate(params) if p.logprobs is not None)}
+    draws = [d for d, r in enumerate(row_of_draw) if r in place]
+    return {
+        "asking_rows": np.array(list(place)),
+        "asking_temperature": np.array([getattr(params[r], "logprobs_temperature", 1) for r in place], np.float32),
+        "asking_draws": np.array(draws),
+        "asking_row_of_draw": np.array([place[row_of_draw[d]] for d in draws]),
+    }
+
+
+def logprobs_of(
+    token_ids: Int[Tensor, "D"], logits: Float[Tensor, "R V"], params: Sequence[SamplingParams], given: Parcel
+) -> list[Tensor]:
+    """Of the asking rows: each draw's log-probability, and the best tokens with theirs, by the model's distribution."""
+    num_top = max(p.logprobs or 0 for p in params)
+    logprobs = logits[given["asking_rows"]].div_(given["asking_temperature"][:, None]).log_softmax(dim=-1)
+    top = logprobs.topk(min(num_top, logprobs.shape[1]), dim=-1)
+    return [logprobs[given["asking_row_of_draw"], token_ids[given["asking_draws"]]], top.indices, top.values]
 
 
 def with_logprobs(
     tokens: Sequence[SampledToken],
-    logits: Float[Tensor, "R V"],
     params: Sequence[SamplingParams],
     row_of_draw: Sequence[int],
+    chosen: Float64[np.ndarray, "A"],
+    top_ids: Float64[np.ndarray, "P K"],
+    top_logprobs: Float64[np.ndarray, "P K"],
 ) -> list[SampledToken]:
-    """The drawn tokens; where a row asks for them, with log-probabilities of the model's own distribution.
-
-    Args:
-        params: The parameters of each row of logits.
-        row_of_draw: The row from which each token was drawn.
-    """
-    place = {r: i for i, r in enumerate(r for r, p in enumerate(params) if p.logprobs is not None)}
-    num_top = [params[r].logprobs or 0 for r in place]
-    temperature = logits.new_tensor([getattr(params[r], "logprobs_temperature", 1) for r in place])
-    logprobs = logits[list(place)].div_(temperature[:, None]).log_softmax(dim=-1)
-    top = logprobs.topk(min(max(num_top), logprobs.shape[1]), dim=-1)
-    ranked = [tuple(zip(*best, strict=True)) for best in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
-    asking = [(d, place[r]) for d, r in enumerate(row_of_draw) if r in place]
-    chosen = logprobs[[i for _, i in asking], [tokens[d].token_id for d, _ in asking]].tolist()
-    found = list(tokens)
-    for (d, i), logprob in zip(asking, chosen, strict=True):
-        found[d] = SampledToken(tokens[d].token_id, logprob, ranked[i][: num_top[i]])
+    """The drawn tokens; where a row asks for them, with what `logprobs_of` found."""
+    best = [
+        tuple(zip(map(int, ids), values.tolist(), strict=True))
+        for ids, values in zip(top_ids, top_logprobs, strict=True)
+    ]
+    ranked = dict(zip((r for r, p in enumerate(params) if p.logprobs is not None), best, strict=True))
+    found, own = list(tokens), iter(chosen.tolist())
+    for d, r in enumerate(row_of_draw):
+        if r in ranked:
+            found[d] = SampledToken(tokens[d].token_id, next(own), ranked[r][: params[r].logprobs])
     return found
 
 

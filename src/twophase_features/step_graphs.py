@@ -132,7 +132,8 @@ class DecodeGraphs:
     def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
         """Hidden states of a batch of decodes, by token; None if the batch must run eagerly. Valid until the next
         run."""
-        is_decode = all(len(chunk.token_ids) == 1 + chunk.num_drafts for chunk in chunks)
+        # A chunk of one token that ends no prompt is none: it has no row to sample.
+        is_decode = all(chunk.num_samples and len(chunk.token_ids) == 1 + chunk.num_drafts for chunk in chunks)
         max_query_len = max(len(chunk.token_ids) for chunk in chunks)
         num_rows, block_size = padded_batch_size(len(chunks)), self._kv_cache.spec.block_size
         if not is_decode or max_query_len > self._model.backend.max_decode_len:
@@ -143,24 +144,22 @@ class DecodeGraphs:
         longest = max(len(chunk.block_ids) for chunk in chunks) // num_groups * block_size
         context = padded_context(longest, self._max_model_len)
         num_columns = -(-context // (block_size * TABLE_COLUMNS)) * TABLE_COLUMNS
-        sizes = {"num_rows": num_rows, "num_tokens": num_rows * max_query_len, "num_columns": num_columns}
         packed = pack(
-            chunks, block_size, num_groups=num_groups, **sizes, pin_memory=self._kv_cache.device.type == "cuda"
-        )
+            chunks, block_size, num_groups=num_groups, num_rows=num_rows, num_tokens=num_rows * max_query_len,
+            num_columns=num_columns, device=self._kv_cache.device,
+        )  # fmt: skip
         shape = _Shape(num_rows, max_query_len, context)
         captured = self._graphs.get(shape) or self._try_capture(packed, shape)
         if captured is None:
             return None
-        captured.inputs.longs.copy_(packed.longs, non_blocking=True)
-        captured.inputs.lens.copy_(packed.lens, non_blocking=True)
-        captured.inputs.tables.copy_(packed.tables, non_blocking=True)
+        captured.inputs.arrays.buffer.copy_(packed.arrays.buffer)
         captured.replay()
         return captured.hidden[: sum(len(chunk.token_ids) for chunk in chunks)]
 
     def _try_capture(self, packed: PackedBatch, shape: _Shape) -> _Graph | None:
         # The capture may write the same K and V that the replay will write: nothing needs undoing.
         inputs = replace(
-            packed.to(self._kv_cache.device),
+            packed,
             query_lens=(shape.max_query_len,) * shape.num_rows,
             seq_lens=(shape.context,) * shape.num_rows,
         )

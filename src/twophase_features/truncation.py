@@ -5,53 +5,72 @@ highest of these. Tokens exactly tied with the last one kept are kept too, so th
 order in which a device lists equal values.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 
-from twophase.core.request import SamplingParams
+from twophase.engine import sampler
+from twophase.engine.runner import Parcel
+from twophase_kernels.sampling import draw_tokens
 
 TOP_P_CANDIDATES = 256  # nearly always hold the top-p mass; other rows are sorted whole
 
 
-def truncate(weights: Float[Tensor, "R V"], params: Sequence[SamplingParams]) -> None:
-    """Set the weight of each token dropped by its row's top-k, top-p or min-p to 0.
+def draw(weights: Float[Tensor, "R V"], given: Parcel) -> Int[Tensor, "D"]:
+    """As `sampler.draw`, of the tokens that each row's top-k, top-p and min-p keep. `given` has them by row."""
+    if weights.is_cuda:
+        return draw_by_kernel(weights, given)
+    truncate(weights, *(given[name].numpy() for name in ("top_k", "top_p", "min_p")))
+    return sampler.draw(weights, given)
+
+
+def draw_by_kernel(weights: Float[Tensor, "R V"], given: Parcel) -> Int[Tensor, "D"]:
+    """`draw`, sorting nothing and without waiting for the device."""
+    return draw_tokens(weights, *(given[name] for name in ("top_k", "top_p", "min_p", "random_row_of_draw", "u")))
+
+
+def truncate(
+    weights: Float[Tensor, "R V"],
+    top_k: Float64[np.ndarray, "R"],
+    top_p: Float64[np.ndarray, "R"],
+    min_p: Float64[np.ndarray, "R"],
+) -> None:
+    """Set the weight of each token dropped by its row's top-k, top-p or min-p to 0, on a CPU.
 
     A weight is a token's probability over that of its row's best token.
     """
     vocab_size = weights.shape[1]
-    sorting = [r for r, p in enumerate(params) if 0 < p.top_k < vocab_size or p.top_p < 1]
-    lowest = torch.tensor([p.min_p for p in params], dtype=torch.float32, device=weights.device)
-    if sorting:
-        chosen = weights if len(sorting) == len(params) else weights[sorting]
-        lowest[sorting] = lowest[sorting].maximum(_top_k_top_p(chosen, [params[r] for r in sorting]))
+    top_k = np.where(top_k >= vocab_size, 0, top_k).astype(np.int64)
+    sorting = np.flatnonzero((top_k > 0) | (top_p < 1))
+    lowest = torch.from_numpy(min_p.astype(np.float32))
+    if sorting.size:
+        chosen = weights if sorting.size == len(top_k) else weights[sorting]
+        lowest[sorting] = lowest[sorting].maximum(_top_k_top_p(chosen, top_k[sorting], top_p[sorting]))
     weights.mul_(weights >= lowest[:, None])
 
 
-def _top_k_top_p(weights: Float[Tensor, "R V"], params: Sequence[SamplingParams]) -> Float[Tensor, "R"]:
+def _top_k_top_p(
+    weights: Float[Tensor, "R V"], top_k: Int64[np.ndarray, "R"], top_p: Float64[np.ndarray, "R"]
+) -> Float[Tensor, "R"]:
     """The lowest weight kept by top-k, then by top-p over the tokens that top-k leaves, renormalised.
 
     Only the best few tokens are sorted; a row whose top-p mass they do not hold is sorted whole.
     """
-    vocab_size = weights.shape[1]
-    ranks = [p.top_k if 0 < p.top_k < vocab_size else min(TOP_P_CANDIDATES, vocab_size) for p in params]
-    candidates = weights.topk(max(ranks), dim=-1).values
-    is_limited = torch.tensor([0 < p.top_k < vocab_size for p in params], device=weights.device)
-    kth = candidates.gather(1, torch.tensor(ranks, device=weights.device)[:, None] - 1).squeeze(1)
+    vocab_size, is_limited, shares = weights.shape[1], torch.from_numpy(top_k > 0), torch.from_numpy(top_p)
+    ranks = np.where(top_k > 0, top_k, min(TOP_P_CANDIDATES, vocab_size))
+    candidates = weights.topk(int(ranks.max()), dim=-1).values
+    kth = candidates.gather(1, torch.from_numpy(ranks)[:, None] - 1).squeeze(1)
     lowest = torch.where(is_limited, kth, 0.0)
-    if all(p.top_p == 1 for p in params):
+    if (top_p == 1).all():
         return lowest
 
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=weights.device)
-    wanted = top_p * (weights * (weights >= lowest[:, None])).sum(dim=-1, dtype=torch.float64)
+    wanted = shares * (weights * (weights >= lowest[:, None])).sum(dim=-1, dtype=torch.float64)
     found, is_covered = _first_reaching(candidates, wanted)
     uncovered = (~(is_covered | is_limited)).nonzero().squeeze(1)
     if uncovered.numel():
         found[uncovered], _ = _first_reaching(_sorted(weights[uncovered]), wanted[uncovered])
-    return torch.where(top_p < 1, lowest.maximum(found), lowest)
+    return torch.where(shares < 1, lowest.maximum(found), lowest)
 
 
 def _first_reaching(
@@ -64,7 +83,5 @@ def _first_reaching(
 
 
 def _sorted(weights: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
-    """Each row in descending order. NumPy's vectorised sort takes a thirtieth of torch's time on a CPU."""
-    if weights.device.type != "cpu":
-        return weights.sort(dim=-1, descending=True).values
+    """Each row in descending order. NumPy's vectorised sort takes a thirtieth of torch's time."""
     return torch.from_numpy(np.sort(weights.numpy(), axis=-1)).flip(-1)

@@ -85,11 +85,11 @@ def check_groups(module, block_size, chunks, alone):
 GROUP_CASES = [(4, [(0, [1], 5, [7, 9]), (1, [2, 3, 4], 2, [1, 2]), (2, [5], 0, [3])]), (1, [(0, [4], 1, [5, 6])])]
 GROUP_MUTANTS = [
     ("every group has the first one's blocks", "block_ids[group::num_groups]", "block_ids[::num_groups]"),
-    ("slots of the first group", "AttentionBatch(positions, slots_of_group,", "AttentionBatch(positions, slots[0],"),
+    ("slots of the first group", "AttentionBatch(positions, slots_of_group[", "AttentionBatch(positions, slots[0]["),
     ("tables of the first group", "cu_query_lens, table, *lengths", "cu_query_lens, tables[0], *lengths"),
     ("tables one after the other", "block_ids[group::num_groups]", "block_ids[group * len(block_ids) // num_groups :][: len(block_ids) // num_groups]"),
     ("tables as long as all groups'", "len(chunk.block_ids) // num_groups", "len(chunk.block_ids)"),
-    ("padding writes in other groups", "        slots[group][:] = -1\n", "        slots[0][:] = -1\n"),
+    ("padding writes in other groups", "num_tokens + num_tokens % 2), -1)", "num_tokens + num_tokens % 2), -(np.arange(num_groups)[:, None] == 0).astype(int))"),
 ]  # fmt: skip
 
 

@@ -11,7 +11,9 @@ from tests.mutation import KillTable, Mutant
 from twophase.core.request import SamplingParams
 from twophase.engine import sampler
 from twophase.engine.philox import philox4x32, uniforms
+from twophase.engine.runner import Parcel
 from twophase.engine.sampler import SampleRow, SamplingError, sample
+from twophase_features import truncation
 from twophase_features.beam_search.search import NextTokenParams
 from twophase_features.score_edits import bias_of
 
@@ -169,14 +171,15 @@ class TestDistributions:
             assert set(counts_of(tokens, 5).nonzero()[0]) == {0, 1, 2, 3}
 
 
-class TestDraw:
-    """The inverse CDF at its edges."""
-
-    def test_extreme_uniforms_land_on_the_first_and_last_possible_token(self):
-        weights = torch.zeros(1, VOCAB_SIZE)
-        weights[0, [4, 140, 260]] = torch.tensor([1e-30, 1.0, 1e-7])
-        u = torch.tensor([0.0, 1e-12, 0.5, 1.0 - 2.0**-53], dtype=torch.float64)
-        assert sampler.draw(weights, torch.zeros(4, dtype=torch.int64), u).tolist() == [4, 140, 140, 260]
+def check_edges(module) -> None:
+    """Extreme uniforms land on the first and the last possible token, never on one of weight 0; NaN on any token."""
+    weights = torch.zeros(3, VOCAB_SIZE)
+    weights[0, [4, 140, 260]] = torch.tensor([1e-9, 1.0, 1e-7])
+    weights[1], weights[2, 7] = math.nan, 1.0
+    u, row_of_draw = np.array([0.0, 1e-8, 0.5, 1.0 - 2.0**-53, 0.5, 0.5]), np.array([0, 0, 0, 0, 1, 2])
+    drawn = module.draw(weights, Parcel.of({"u": u, "random_row_of_draw": row_of_draw}, "cpu")).tolist()
+    assert [*drawn[:4], drawn[5]] == [4, 140, 140, 260, 7]
+    assert 0 <= drawn[4] < VOCAB_SIZE
 
 
 def check_order_of_processors(module) -> None:
@@ -275,6 +278,7 @@ CHECKS = {
     "distribution": check_distribution_of_each_processor,
     "together": check_rows_together,
     "draws": check_draws_differ_by_completion_and_position,
+    "edges": check_edges,
     "order": check_order_of_processors,
     "logprobs": check_logprobs,
     "bad rows": check_bad_rows,
@@ -288,41 +292,50 @@ def test_the_sampler(check):
     check(sampler)
 
 
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_by_the_kernel_of_gpus(check, monkeypatch):
+    """Compiled for this processor."""
+    pytest.importorskip("triton", reason="not run here: no triton")
+    monkeypatch.setattr(truncation, "draw", truncation.draw_by_kernel)
+    check(sampler)
+
+
 SAMPLER, EDITS, TRUNCATION = "twophase.engine.sampler", "twophase_features.score_edits", "twophase_features.truncation"
 # name, module, source text, replacement, the check that must notice
 MUTANTS = [
     ("penalty ignores the sign", EDITS, "torch.where(seen > 0, seen / penalty, seen * penalty)", "seen / penalty", "distribution"),
     ("penalty upside down", EDITS, "torch.where(seen > 0,", "torch.where(seen < 0,", "distribution"),
-    ("temperature multiplied", SAMPLER, ".div_(temperature.to(device)", ".mul_(temperature.to(device)", "distribution"),
+    ("temperature multiplied", SAMPLER, '.div_(given["temperature"]', '.mul_(given["temperature"]', "distribution"),
     ("temperature beyond float32", SAMPLER, "min(max(p.temperature, tiny), huge)", "max(p.temperature, tiny)", "extremes"),
-    ("min-p as a whole number", TRUNCATION, "[p.min_p for p in params], dtype=torch.float32,", "[p.min_p for p in params],", "whole"),
     ("top-k keeps one too few", TRUNCATION, "[:, None] - 1).squeeze(1)", "[:, None] - 2 + (torch.tensor(ranks)[:, None] == 1).long()).squeeze(1)", "distribution"),
     ("top-p of the whole row, not of what top-k left", TRUNCATION, "(weights * (weights >= lowest[:, None])).sum(", "weights.sum(", "order"),
     ("top-p excludes the token that reaches it", TRUNCATION, "< wanted[:, None]).sum(dim=-1)\n", "< wanted[:, None]).sum(dim=-1).sub(1).clamp(min=0)\n", "distribution"),
     ("top-p trusts its candidates", TRUNCATION, "(~(is_covered | is_limited))", "(is_covered & ~is_covered)", "distribution"),
-    ("min-p ignored", TRUNCATION, "lowest = torch.tensor([p.min_p for p in params]", "lowest = torch.tensor([0.0 for p in params]", "distribution"),
+    ("min-p ignored", TRUNCATION, "torch.from_numpy(min_p.astype(np.float32))", "torch.zeros(len(min_p))", "distribution"),
     ("min-p forgotten beside top-k", TRUNCATION, "lowest[sorting].maximum(_top_k_top_p(chosen", "(_top_k_top_p(chosen", "order"),
     ("all completions draw alike", SAMPLER, "row.first_index + i for", "row.first_index for", "draws"),
-    ("position ignored", SAMPLER, "[row.position for _, row, _ in draws]", "[0 for _, row, _ in draws]", "draws"),
-    ("seed ignored", SAMPLER, "[row.seed for _, row, _ in draws]", "[i for i, _ in enumerate(draws)]", "together"),
-    ("second level ignores the fraction", SAMPLER, "_invert(inner, fraction)", "_invert(inner, u)", "distribution"),
-    ("chunk size off", SAMPLER, "chunk * CDF_CHUNK + token", "chunk * (CDF_CHUNK - 1) + token", "distribution"),
-    ("logprobs of the penalised scores", SAMPLER, "with_logprobs(tokens, logits,", "with_logprobs(tokens, scores,", "logprobs"),
-    ("logprobs without normalisation", "twophase_features.logprobs", "(temperature[:, None]).log_softmax(dim=-1)", "(temperature[:, None])", "logprobs"),
+    ("position ignored", SAMPLER, "[row.position for _, row, _ in chosen]", "[0 for _, row, _ in chosen]", "draws"),
+    ("seed ignored", SAMPLER, "[row.seed for _, row, _ in chosen]", "[i for i, _ in enumerate(chosen)]", "together"),
+    ("draws of the first row", SAMPLER, 'cumsum(dim=-1)[given["random_row_of_draw"]]', 'cumsum(dim=-1)[given["random_row_of_draw"] * 0]', "edges"),
+    ("the token before", SAMPLER, "right=True)", "right=False)", "edges"),
+    ("u up to the total", SAMPLER, ".long().minimum(total - 1)", ".ceil().long()", "edges"),
+    ("a token beyond the last", SAMPLER, ".clamp_max_(weights.shape[1] - 1)", ".add_(1)", "edges"),
+    ("logprobs of the penalised scores", SAMPLER, "logprobs_of(token_ids, logits,", "logprobs_of(token_ids, scores,", "logprobs"),
+    ("logprobs without normalisation", "twophase_features.logprobs", '["asking_temperature"][:, None]).log_softmax(dim=-1)', '["asking_temperature"][:, None])', "logprobs"),
     ("NaN passes", SAMPLER, "-math.inf < peak < math.inf", "not (peak == math.inf or peak == -math.inf)", "bad rows"),
-    ("biases of all rows", EDITS, "scores[at] += torch", "scores[:, at[1]] += torch", "together"),
+    ("biases of all rows", EDITS, 'scores[given("rows"), given("ids")] +=', 'scores[:, given("ids")] +=', "together"),
     ("edits in place", EDITS, "scores = logits.clone()", "scores = logits", "together"),
-    ("each edit starts anew", EDITS, "edit(scores, arguments)", "edit(scores := logits.clone(), arguments)", "distribution"),
-    ("biases last", EDITS, "    (_add_bias, lambda row: row.bias),\n    (_penalise_repetition, lambda row: row if row.params.repetition_penalty != 1 else None),\n", "    (_penalise_repetition, lambda row: row if row.params.repetition_penalty != 1 else None),\n    (_add_bias, lambda row: row.bias),\n", "distribution"),
+    ("each edit starts anew", EDITS, "apply(scores, partial", "apply(scores := logits.clone(), partial", "distribution"),
+    ("biases last", EDITS, "    for name, _, _, apply in EDITS:\n", "    for name, _, _, apply in EDITS[1:] + EDITS[:1]:\n", "distribution"),
     ("prompts are counted", EDITS, "row.token_ids[-row.position :]", "row.token_ids", "distribution"),
     ("presence forgotten", EDITS, "row.params.presence_penalty + row", "row", "distribution"),
-    ("frequency is presence", EDITS, "* torch.from_numpy(counts)", "* torch.ones(len(counts))", "distribution"),
-    ("bans of all rows", EDITS, "scores[_places(banned, scores.device)]", "scores[:, _places(banned, scores.device)[1]]", "together"),
+    ("frequency is presence", EDITS, "* counted[r][1].astype(np.float32)", "* np.ones(len(counted[r][1]))", "distribution"),
+    ("bans of all rows", EDITS, 'scores[given("rows"), given("ids")] = -math', 'scores[:, given("ids")] = -math', "together"),
     ("mask not applied", EDITS, ".masked_fill_(forbidden, -math.inf)", "", "distribution"),
     ("mask of the neighbour row", EDITS, "masked_fill_(forbidden,", "masked_fill_(forbidden.roll(1, 0),", "together"),
-    ("masked rows shifted", EDITS, "scores[list(allowed)] =", "scores[[max(r - 1, 0) for r in allowed]] =", "together"),
+    ("masked rows shifted", EDITS, "scores[rows] =", "scores[(rows - 1).clamp_min(0)] =", "together"),
     ("highest bit first", EDITS, 'bitorder="little"', 'bitorder="big"', "distribution"),
-    ("everything allowed beyond the last word", EDITS, "words = np.zeros(", "words = np.uint32(0xFFFF_FFFF) - np.zeros(", "distribution"),
+    ("everything allowed beyond the last word", EDITS, ", value=True)", ", value=False)", "distribution"),
 ]  # fmt: skip
 
 

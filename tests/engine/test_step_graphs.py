@@ -159,7 +159,7 @@ def play(module, model, prompts, params, make=make_engine, backends=triton_backe
         played = PlayedGraphs(monkeypatch)
         monkeypatch.setattr(module, "MIN_GRAPH_CONTEXT", 64)
         monkeypatch.setattr(module, "CONTEXT_GROWTH", 2)
-        monkeypatch.setattr(module, "pack", lambda *args, pin_memory, **options: pack(*args, **options))
+        monkeypatch.setattr(module, "pack", lambda *args, device, **options: pack(*args, **options))
         model = with_references(model, monkeypatch, backends)
         engine = make(model, max_model_len=100)
         graphs = engine._runner._graphs = module.DecodeGraphs(
@@ -301,17 +301,15 @@ GRAPHS, BACKEND, MODEL = step_graphs.__name__, triton_backend.__name__, llama.__
 MUTANTS = [
     ("tables as wide as the model allows", GRAPHS, "-(-context // (block", "-(-self._max_model_len // (block", "played"),
     ("tables too narrow", GRAPHS, "-(-context // (block_size * TABLE_COLUMNS))", "context // (block_size * TABLE_COLUMNS)", "played"),
-    ("stale tokens", GRAPHS, "        captured.inputs.longs.copy_(packed.longs, non_blocking=True)\n", "", "played"),
+    ("stale inputs", GRAPHS, "        captured.inputs.arrays.buffer.copy_(packed.arrays.buffer)\n", "", "played"),
     ("padding returned", GRAPHS, "captured.hidden[: sum(", "captured.hidden[-1 : -1 - sum(", "played"),
     ("capture on the first device's stream", GRAPHS, "stream=side_stream, ", "", "played"),
     ("other threads end a capture", GRAPHS, ', capture_error_mode="thread_local"', "", "played"),
     ("a graph for the tables of all groups", GRAPHS, "for chunk in chunks) // num_groups", "for chunk in chunks)", "played"),
-    ("stale tables", GRAPHS, "        captured.inputs.tables.copy_(packed.tables, non_blocking=True)\n", "", "verified"),
     ("no graph with drafts", GRAPHS, "== 1 + chunk.num_drafts", "== 1", "verified"),
     ("one graph for any number of drafts", GRAPHS, "return self._graphs[shape]", "return self._graphs.setdefault(shape._replace(max_query_len=4), self._graphs.pop(shape))", "verified"),
     ("captured for the first batch's lengths", GRAPHS, "            query_lens=(shape.max_query_len,) * shape.num_rows,\n", "", "verified"),
     ("drafts' rows not returned", GRAPHS, "[: sum(len(chunk.token_ids) for chunk in chunks)]", "[: len(chunks)]", "verified"),
-    ("stale lengths", GRAPHS, "        captured.inputs.lens.copy_(packed.lens, non_blocking=True)\n", "", "verified"),
     ("as many drafts as the first one", GRAPHS, "max(len(chunk.token_ids) for chunk in chunks)", "len(chunks[0].token_ids)", "room"),
     ("prompts in graphs", GRAPHS, "len(chunk.token_ids) == 1 + chunk.num_drafts", "len(chunk.token_ids) > 0", "room"),
     ("any number of drafts", GRAPHS, "not is_decode or max_query_len > self._model.backend.max_decode_len", "not is_decode", "room"),

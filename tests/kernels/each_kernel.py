@@ -17,6 +17,7 @@ from tests.kernels.test_packed_codes_linear import check_products
 from tests.kernels.test_packed_linear import check_packed_linear
 from tests.kernels.test_rmsnorm_residual import check_rmsnorm
 from tests.kernels.test_rope_kv_write import check_rope_kv_write
+from tests.kernels.test_sampling import check_draws
 from tests.kernels.test_silu_mul import check_silu_mul
 from twophase_kernels import (
     KernelsUnavailableError,
@@ -27,6 +28,7 @@ from twophase_kernels import (
 )
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
+from twophase_kernels.sampling import draw_tokens
 from twophase_kernels.silu_mul import silu_mul
 
 IS_INTERPRETED = mode() == "interpreted"
@@ -53,6 +55,10 @@ def test_elementwise(dtype):
     check_rmsnorm(rmsnorm_residual, (5, 80), dtype)
     for kv_format in ("none", "int8", "fp8_e4m3"):
         check_rope_kv_write(rope_kv_write, (6, 2, 80, 16, 7), dtype, kv_format)
+
+
+def test_sampling():
+    check_draws(draw_tokens, 300, num_draws=2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

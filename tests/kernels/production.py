@@ -18,6 +18,7 @@ from twophase_kernels.quant import KVFormat, cache_dtype
 from twophase_kernels.quantized_linear import quantized_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
+from twophase_kernels.sampling import draw_tokens
 from twophase_kernels.silu_mul import silu_mul
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -50,6 +51,7 @@ def production_configs() -> dict[str, tuple[AotConfig, ...]]:
         "rope_kv_write": _rope_kv_write(),
         "rmsnorm_residual": _rmsnorm_residual(),
         "silu_mul": _silu_mul(),
+        "sampling": _sampling(),
         "paged_decode": _paged_decode(),
         "paged_prefill": _paged_prefill(),
         "merge_splits": _merge_splits(),
@@ -201,6 +203,12 @@ def _rmsnorm_residual() -> Iterator[AotConfig]:
     for width, dtype, has_residual in ((576, FP16, True), (4096, BF16, True), (8192, BF16, True), (128, BF16, False)):
         name = f"{NAMES[dtype]} {width} {'with' if has_residual else 'without'} residual"
         yield AotConfig(name, partial(launch, width, dtype, has_residual))
+
+
+def _sampling() -> Iterator[AotConfig]:
+    row, draw = partial(meta, 32, dtype=torch.float64), partial(meta, 64)
+    arguments = row(), row(), row(), draw(dtype=torch.int64), draw(dtype=torch.float64)
+    yield AotConfig("128256", partial(draw_tokens, meta(32, 128_256, dtype=FP32), *arguments))
 
 
 def _silu_mul() -> Iterator[AotConfig]:

@@ -44,13 +44,14 @@ SAMPLE = {
     "rope_kv_write": ("bf16 32/8/128 page 64 kv int8",),
     "rmsnorm_residual": ("bf16 4096 with residual",),
     "silu_mul": ("bf16 14336",),
+    "sampling": ("128256",),
     "quantized_linear": ("bf16 int4 g32 minima, 4096 x 4096, T=1", "bf16 int8, 4096 x 4096, T=16, bias"),
     "fp8_linear": ("bf16 fp8, 4096 x 4096, T=32, 2 splits", "bf16 tokens of 4096"),
 }
 SAMPLE_PATTERN = "|".join(f"^{module}: {name}$" for module, names in SAMPLE.items() for name in names)
 ATTENTION = {"paged_decode_kernel", "paged_prefill_kernel"}
 ELEMENTWISE = {
-    "rope_kv_write_kernel", "rmsnorm_residual_kernel", "silu_mul_kernel", "quantise_tokens_kernel"
+    "rope_kv_write_kernel", "rmsnorm_residual_kernel", "silu_mul_kernel", "quantise_tokens_kernel", "draw_kernel"
 }  # fmt: skip
 LINEAR = {"quantized_linear_kernel", "fp8_linear_kernel"}
 AFTER_SPLITS = {"merge_splits_kernel", "sum_splits_kernel"}

@@ -1,6 +1,6 @@
 """Runs a step's plan: packs the chunks into one batch, runs the model, computes the logits of the sampled rows."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
@@ -8,7 +8,7 @@ from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int32, Int64
+from jaxtyping import Float, Float64, Int64, Shaped, UInt8
 from torch import Tensor
 
 from twophase.attention.interface import AttentionBatch
@@ -19,7 +19,7 @@ from twophase.memory import SCORED_ROWS
 from twophase.model.llama import LlamaModel
 
 TABLE_COLUMNS = 16  # block tables have a multiple of this many columns
-ALIGNMENT = 4  # elements: every array starts at a multiple of 16 bytes, for which kernels are compiled
+ALIGNMENT = 16  # bytes: kernels are compiled for arrays that start at a multiple
 
 TakeLogits = Callable[[Float[Tensor, "R V"]], None]
 PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable[[int], None] | None]]
@@ -68,70 +68,88 @@ class ModelRunner:
         the chunks' `num_scored` first tokens, in order, `SCORED_ROWS` at a time.
         """
         is_watched = self.watch is not None or self.model.watch_experts is not None
-        hidden = self._graphs.run(chunks) if self._graphs is not None and not is_watched else None
+        hidden: Any = self._graphs.run(chunks) if self._graphs is not None and not is_watched else None
+        sampled = hidden  # in a graph are decodes alone, each row of which is sampled
         if hidden is None:
-            cache, is_on_gpu = self.kv_cache, self.kv_cache.device.type == "cuda"
-            packed = pack(chunks, cache.spec.block_size, num_groups=cache.num_groups, pin_memory=is_on_gpu)
-            packed = packed.to(cache.device)
+            cache, device = self.kv_cache, self.kv_cache.device
+            packed = pack(chunks, cache.spec.block_size, num_groups=cache.num_groups, device=device)
             plan = self.model.backend.plan(packed.view())
             with nullcontext() if self.watch is None else self.watch(chunks) as after_layer:
                 hidden = self.model.forward(packed.token_ids, plan, self.kv_cache, after_layer)
-        starts = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
+            sampled = hidden[packed.arrays["rows"]]
         if score is not None:
-            scored = [starts[i] + row for i, chunk in enumerate(chunks) for row in range(chunk.num_scored)]
+            starts = accumulate((len(chunk.token_ids) for chunk in chunks), initial=0)
+            scored = [start + row for start, c in zip(starts, chunks, strict=False) for row in range(c.num_scored)]
             for first in range(0, len(scored), SCORED_ROWS):
-                score(self._logits(hidden, scored[first : first + SCORED_ROWS]))
-        ends = zip(chunks, starts[1:], strict=True)
-        rows = [row for chunk, end in ends if chunk.num_samples for row in range(end - 1 - chunk.num_drafts, end)]
-        return self._logits(hidden, rows) if rows else None
+                some = torch.tensor(scored[first : first + SCORED_ROWS], device=hidden.device)
+                score(self.model.logits(hidden[some]))
+        return self.model.logits(sampled) if len(sampled) else None
 
     def close(self) -> None:
         """Does nothing; the runner of a tensor-parallel model ends the other processes here."""
 
-    def _logits(self, hidden: Float[Tensor, "T N"], rows: list[int]) -> Float[Tensor, "R V"]:
-        chosen = hidden[torch.tensor(rows, device=hidden.device)] if len(rows) < len(hidden) else hidden
-        return self.model.logits(chosen)
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Arrays that travel to a device in one buffer, by one copy. `places`: where each lies, its dtype and its shape."""
+
+    buffer: UInt8[Tensor, "B"]
+    places: Mapping[str, tuple[slice, torch.dtype, Any]]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Shaped[np.ndarray, "..."]], device: torch.device | str) -> "Parcel":
+        """Copies of the arrays on the device, sent from pinned memory, which PyTorch reuses when they are there."""
+        ends = list(accumulate((-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in arrays.values()), initial=0))
+        buffer = torch.zeros(ends[-1], dtype=torch.uint8, pin_memory=torch.device(device).type == "cuda")
+        places = {}
+        for start, (name, array) in zip(ends, arrays.items(), strict=False):
+            where = slice(start, start + array.nbytes)
+            places[name] = (where, torch.from_numpy(array).dtype, array.shape)
+            buffer.numpy()[where] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return cls(buffer.to(device, non_blocking=True), places)
+
+    def __getitem__(self, name: str) -> Tensor:
+        where, dtype, shape = self.places[name]
+        return self.buffer[where].view(dtype).view(shape)
+
+
+def read(tensors: Sequence[Tensor]) -> list[Float64[np.ndarray, "..."]]:
+    """The values of tensors, whose device is waited for once. fp64 holds a token id, or an fp32 number, exactly."""
+    values = torch.cat([tensor.flatten().double() for tensor in tensors]).cpu().numpy()
+    parts = np.split(values, list(accumulate(tensor.numel() for tensor in tensors))[:-1])
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """A step's chunks without padding between sequences, in few buffers, so that moving it to a device is few copies.
+    """A step's chunks without padding between sequences, in one buffer, so that moving it to a device is one copy.
 
     Attributes:
-        num_tokens: T.
-        longs: Rows of token ids, of positions, and of slots for each group of layers; the first T columns are used.
-        lens: Rows of sequence lengths, of which S are used, and of cumulative query lengths, S + 1.
-        tables: Block tables of each group.
+        arrays: int64 'token_ids' [T], 'positions' [T], 'slots' [G, T or one more] of each group of layers, and
+            'rows', the sampled ones;
+            int32 'seq_lens' [S], 'cu_query_lens' [S + 1] and 'tables' [G, S, W].
         query_lens, seq_lens: As Python ints.
     """
 
-    num_tokens: int
-    longs: Int64[Tensor, "R N"]
-    lens: Int32[Tensor, "2 M"]
-    tables: Int32[Tensor, "G S W"]
+    arrays: Parcel
     query_lens: tuple[int, ...]
     seq_lens: tuple[int, ...]
 
     @property
     def token_ids(self) -> Int64[Tensor, "T"]:
-        return self.longs[0, : self.num_tokens]
+        return self.arrays["token_ids"]
 
     def view(self) -> AttentionBatch:
-        """The batch as views of the buffers."""
-        _, positions, *slots = self.longs[:, : self.num_tokens]
-        num_seqs = len(self.query_lens)
-        seq_lens, cu_query_lens = self.lens[0, :num_seqs], self.lens[1, : num_seqs + 1]
-        num_decodes = next((s for s, length in enumerate(self.query_lens) if length != 1), num_seqs)
+        """The batch as views of the buffer."""
+        names = ("positions", "seq_lens", "cu_query_lens", "slots", "tables")
+        positions, seq_lens, cu_query_lens, slots, tables = (self.arrays[name] for name in names)
+        num_decodes = next((s for s, length in enumerate(self.query_lens) if length != 1), len(self.query_lens))
         lengths = (num_decodes, self.query_lens, self.seq_lens)
         batches = tuple(
-            AttentionBatch(positions, slots_of_group, seq_lens, cu_query_lens, table, *lengths)
-            for slots_of_group, table in zip(slots, self.tables, strict=True)
+            AttentionBatch(positions, slots_of_group[: len(positions)], seq_lens, cu_query_lens, table, *lengths)
+            for slots_of_group, table in zip(slots, tables, strict=True)
         )
         return batches[0] if len(batches) == 1 else replace(batches[0], groups=batches)
-
-    def to(self, device: torch.device) -> "PackedBatch":
-        buffers = {name: getattr(self, name).to(device, non_blocking=True) for name in ("longs", "lens", "tables")}
-        return replace(self, **buffers)
 
 
 def pack(
@@ -142,56 +160,39 @@ def pack(
     num_rows: int = 0,
     num_tokens: int | None = None,
     num_columns: int | None = None,
-    pin_memory: bool = False,
+    device: torch.device | str = "cpu",
 ) -> PackedBatch:
-    """Pack one or more chunks, on the host. One-token chunks at the front count as decodes, also one-token prefills.
+    """Pack one or more chunks, on the device. One-token chunks at the front count as decodes, also one-token prefills.
 
     Args:
         num_groups: Groups of layers; a chunk's block table has one block per group for the same tokens, side by side.
         num_rows, num_tokens, num_columns: Pad decodes to the fixed shape of a CUDA graph. A padding row is a sequence
             of length 0 with one token; further tokens up to `num_tokens` belong to no sequence. Padding has slot -1.
-        pin_memory: For a non-blocking copy to a GPU. PyTorch reuses pinned memory only after the copy.
     """
     num_padding = max(0, num_rows - len(chunks))
     query_lens = (*(len(chunk.token_ids) for chunk in chunks), *[1] * num_padding)
     seq_lens = (*(chunk.start + len(chunk.token_ids) for chunk in chunks), *[0] * num_padding)
-    num_tokens = num_tokens or sum(query_lens)
+    num_tokens, num_rows = num_tokens or sum(query_lens), len(query_lens)
     longest = max(len(chunk.block_ids) for chunk in chunks) // num_groups
     num_columns = num_columns or -(-longest // TABLE_COLUMNS) * TABLE_COLUMNS
-    num_rows = len(query_lens)
-    longs = torch.zeros(2 + num_groups, _aligned(num_tokens), dtype=torch.int64, pin_memory=pin_memory)
-    lens = torch.zeros(2, _aligned(num_rows + 1), dtype=torch.int32, pin_memory=pin_memory)
-    tables = torch.zeros(num_groups, num_rows, num_columns, dtype=torch.int32, pin_memory=pin_memory)
-    packed = PackedBatch(num_tokens, longs, lens, tables, query_lens, seq_lens)
-    _fill(packed, chunks, block_size)
-    return packed
-
-
-def _fill(packed: PackedBatch, chunks: Sequence[ScheduledChunk], block_size: int) -> None:
-    """Write chunks into the zeroed buffers of a packed batch."""
-    token_ids, positions, *slots = packed.longs.numpy()[:, : packed.num_tokens]
-    (seq_lens, cu_query_lens), tables = packed.lens.numpy(), packed.tables.numpy()
-    num_groups, num_seqs, num_rows = len(slots), len(chunks), len(packed.seq_lens)
-    seq_lens[:num_rows] = packed.seq_lens
-    np.cumsum(packed.query_lens, out=cu_query_lens[1 : num_rows + 1])
-    num_tokens = int(cu_query_lens[num_seqs])
-    token_ids[:num_tokens] = _array(chain.from_iterable(chunk.token_ids for chunk in chunks), num_tokens)
-    num_blocks = _array((len(chunk.block_ids) // num_groups for chunk in chunks), num_seqs)
-    block_ids = _array(chain.from_iterable(chunk.block_ids for chunk in chunks), int(num_blocks.sum()) * num_groups)
-    has_block = np.arange(tables.shape[2]) < num_blocks[:, None]
-    owner = np.repeat(np.arange(num_seqs), packed.query_lens[:num_seqs])
-    starts = _array((chunk.start for chunk in chunks), num_seqs)
-    positions[:num_tokens] = np.arange(num_tokens) + (starts - cu_query_lens[:num_seqs])[owner]
-    block, offset = np.divmod(positions[:num_tokens], block_size)
+    num_seqs, bounds = len(chunks), np.cumsum([0, *query_lens], dtype=np.int32)
+    num_used = int(bounds[num_seqs])
+    token_ids, positions = np.zeros((2, num_tokens), np.int64)
+    slots = np.full((num_groups, num_tokens + num_tokens % 2), -1)  # each row is aligned, too
+    tables = np.zeros((num_groups, num_rows, num_columns), np.int32)
+    token_ids[:num_used] = np.fromiter(chain.from_iterable(chunk.token_ids for chunk in chunks), np.int64, num_used)
+    num_blocks = np.array([len(chunk.block_ids) // num_groups for chunk in chunks])
+    block_ids = np.fromiter(chain.from_iterable(chunk.block_ids for chunk in chunks), np.int64)
+    has_block = np.arange(num_columns) < num_blocks[:, None]
+    owner = np.repeat(np.arange(num_seqs), query_lens[:num_seqs])
+    starts = np.array([chunk.start for chunk in chunks])
+    positions[:num_used] = np.arange(num_used) + (starts - bounds[:num_seqs])[owner]
+    block, offset = np.divmod(positions[:num_used], block_size)
     for group, table in enumerate(tables):
         table[:num_seqs][has_block] = block_ids[group::num_groups]
-        slots[group][:] = -1
-        slots[group][:num_tokens] = table[owner, block].astype(np.int64) * block_size + offset
-
-
-def _array(values: Iterable[int], count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.fromiter(values, np.int64, count)
-
-
-def _aligned(count: int) -> int:
-    return -(-count // ALIGNMENT) * ALIGNMENT
+        slots[group, :num_used] = table[owner, block].astype(np.int64) * block_size + offset
+    ends = zip(chunks, bounds[1:].tolist(), strict=False)
+    rows = [row for chunk, end in ends if chunk.num_samples for row in range(end - 1 - chunk.num_drafts, end)]
+    arrays = {"token_ids": token_ids, "positions": positions, "slots": slots, "rows": np.array(rows, np.int64)}
+    arrays |= {"seq_lens": np.array(seq_lens, np.int32), "cu_query_lens": bounds, "tables": tables}
+    return PackedBatch(Parcel.of(arrays, device), query_lens, seq_lens)

@@ -5,7 +5,7 @@ order. Requests load `score_edits` (biases, penalties, masks), `truncation` and 
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt32
 from torch import Tensor
-from torch.nn.functional import pad, threshold
 
 from twophase.core.errors import TwophaseError
 from twophase.core.plan import Sampled, SampledToken
 from twophase.core.request import SamplingParams
 from twophase.doors import feature
 from twophase.engine.philox import uniforms
+from twophase.engine.runner import Parcel, read
 
-MIN_SCORE = -80.0  # a 53-bit uniform cannot hit e**-80; exp near underflow is 30 times slower
-CDF_CHUNK = 128  # tokens summed before the CDF is accumulated in fp64
+UNIT = 2.0**-40  # of weights: a token that weighs less than this, where the row's best token weighs 1, is never drawn
+MIN_SCORE = -28.0  # of which the weight is below UNIT; exp near underflow is 30 times slower
 
 
 class SamplingError(TwophaseError):
@@ -61,77 +61,77 @@ class SampleRow(NamedTuple):
 
 
 def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[Sampled | SamplingError]:
-    """Draw `num_samples` tokens for each row; `logits` is fp32 and not changed.
+    """Draw `num_samples` tokens for each row; `logits` is fp32 and not changed. The host waits for the device once.
 
     A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields a `SamplingError` in its place and
     leaves the other rows alone.
     """
-    scores = logits
-    if any(row.is_edited for row in rows):
-        scores = feature("score_edits").edited(logits, rows)
+    params = [row.params for row in rows]
+    draws = [(r, i) for r, row in enumerate(rows) for i in range(row.num_samples)]
+    row_of_draw = [r for r, _ in draws]
+    arrays: dict[str, Any] = {"row_of_draw": np.array(row_of_draw)}
+    edits = feature("score_edits") if any(row.is_edited for row in rows) else None
+    scoring = feature("logprobs") if any(p.logprobs is not None for p in params) else None
+    is_random = not all(p.is_greedy for p in params)
+    arrays |= edits.arrays(rows) if edits else {}
+    arrays |= scoring.arrays(params, row_of_draw) if scoring else {}
+    arrays |= _random_arrays(rows, draws) if is_random else {}
+    given = Parcel.of(arrays, logits.device)
+
+    scores = edits.edited(logits, given) if edits else logits
     best = scores.max(dim=-1)  # NaN propagates, so one check of the maximum finds every bad row
-    row_of_draw = [r for r, row in enumerate(rows) for _ in range(row.num_samples)]
-    token_ids = best.indices[row_of_draw]
-    random = [r for r, row in enumerate(rows) if not row.params.is_greedy]
-    if random:
-        random_draws = [d for d, r in enumerate(row_of_draw) if not rows[r].params.is_greedy]
-        token_ids[random_draws] = _draw_random(scores, best.values, rows, random)
-    tokens = [SampledToken(token_id) for token_id in token_ids.tolist()]
-    if any(row.params.logprobs is not None for row in rows):
-        tokens = feature("logprobs").with_logprobs(tokens, logits, [row.params for row in rows], row_of_draw)
-    drawn = iter(tokens)
-    results: list[Sampled | SamplingError] = []
-    for row, peak in zip(rows, best.values.tolist(), strict=True):
-        run = tuple(islice(drawn, row.num_samples))
-        is_finite = -math.inf < peak < math.inf  # false for NaN too
-        results.append(run if is_finite else SamplingError(f"the model's logits are not finite (maximum: {peak})"))
-    return results
+    token_ids = best.indices[given["row_of_draw"]]
+    if is_random:
+        token_ids[given["random_draws"]] = _draw_random(scores, best.values, params, given)
+    extra = scoring.logprobs_of(token_ids, logits, params, given) if scoring else []
+    drawn, peaks, *scored = read([token_ids, best.values, *extra])
+
+    tokens = [SampledToken(int(token_id)) for token_id in drawn]
+    each = iter(scoring.with_logprobs(tokens, params, row_of_draw, *scored) if scoring else tokens)
+    runs = [tuple(islice(each, row.num_samples)) for row in rows]
+    return [
+        run if -math.inf < peak < math.inf else SamplingError(f"the model's logits are not finite (maximum: {peak})")
+        for run, peak in zip(runs, peaks.tolist(), strict=True)  # NaN is not between them, either
+    ]
+
+
+def _random_arrays(rows: Sequence[SampleRow], draws: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Of the rows that are not greedy: their parameters, and their draws, in row order."""
+    place = {r: i for i, r in enumerate(r for r, row in enumerate(rows) if not row.params.is_greedy)}
+    params = [rows[r].params for r in place]
+    chosen = [(d, rows[r], i) for d, (r, i) in enumerate(draws) if r in place]
+    seeds, positions = [row.seed for _, row, _ in chosen], [row.position for _, row, _ in chosen]
+    # Clamped in float32, because 0 / 0 and -inf / inf (an excluded token's logit) are NaN.
+    tiny, huge = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+    return {
+        "random_rows": np.array(list(place)),
+        "random_draws": np.array([d for d, _, _ in chosen]),
+        "random_row_of_draw": np.array([place[draws[d][0]] for d, _, _ in chosen]),
+        "temperature": np.array([min(max(p.temperature, tiny), huge) for p in params], np.float32),
+        "u": uniforms(seeds, [row.first_index + i for _, row, i in chosen], positions),
+        **{name: np.array([getattr(p, name) for p in params], np.float64) for name in ("top_k", "top_p", "min_p")},
+    }
 
 
 def _draw_random(
-    scores: Float[Tensor, "R V"], best: Float[Tensor, "R"], rows: Sequence[SampleRow], random: Sequence[int]
+    scores: Float[Tensor, "R V"], best: Float[Tensor, "R"], params: Sequence[SamplingParams], given: Parcel
 ) -> Int[Tensor, "D"]:
-    """Apply temperature and truncation to the rows listed in `random`, and draw their D tokens, in row order."""
-    device = scores.device
-    params = [rows[r].params for r in random]
-    # Clamped in float32, because 0 / 0 and -inf / inf (an excluded token's logit) are NaN.
-    tiny, huge = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-    temperature = torch.tensor([min(max(p.temperature, tiny), huge) for p in params], dtype=torch.float32)
+    """Apply temperature and truncation to the random rows, and draw their D tokens, in row order."""
+    rows = given["random_rows"]
     # Relative to the best token, so that a small temperature cannot overflow: 0 stays 0, other scores may reach -inf.
-    relative = scores[random].sub_(best[random][:, None]).div_(temperature.to(device)[:, None])
-    weights = threshold(relative.clamp_min_(MIN_SCORE).exp_(), math.exp(MIN_SCORE) * (1 + 1e-6), 0.0)
-    if any(p.truncates for p in params):
-        feature("truncation").truncate(weights, params)
-
-    draws = [(d, rows[r], i) for d, r in enumerate(random) for i in range(rows[r].num_samples)]
-    seeds, positions = [row.seed for _, row, _ in draws], [row.position for _, row, _ in draws]
-    u = uniforms(seeds, [row.first_index + i for _, row, i in draws], positions)
-    row_of_draw = torch.tensor([d for d, _, _ in draws], device=device)
-    return draw(weights, row_of_draw, torch.from_numpy(u).to(device))
+    relative = scores[rows].sub_(best[rows][:, None]).div_(given["temperature"][:, None])
+    weights = relative.clamp_min_(MIN_SCORE).exp_()
+    how: Callable[..., Tensor] = feature("truncation").draw if any(p.truncates for p in params) else draw
+    return how(weights, given)
 
 
-def draw(weights: Float[Tensor, "R V"], row_of_draw: Int[Tensor, "D"], u: Float[Tensor, "D"]) -> Int[Tensor, "D"]:
+def draw(weights: Float[Tensor, "R V"], given: Parcel) -> Int[Tensor, "D"]:
     """Inverse-CDF draws: the first token whose cumulative weight exceeds u times the row's total.
 
-    `weights` need not be normalised; `u` is fp64 in [0, 1). Two levels, because an fp32 running sum over a whole
-    vocabulary loses its small terms and an fp64 one costs a pass: chunks of the row are summed first, then the running
-    sum of the chunks picks a chunk and a running sum inside it picks the token. Never yields a token of weight 0.
+    `weights` are in [0, 1], and need not be normalised; `u` is fp64 in [0, 1). Sums of weights in units of `UNIT` are
+    whole numbers, exact in any order, so a draw is the same on every device. Never yields a token of weight 0.
     """
-    chunks = pad(weights, (0, -weights.shape[1] % CDF_CHUNK)).unflatten(1, (-1, CDF_CHUNK))
-    outer = chunks.sum(dim=-1).double().cumsum(dim=-1)[row_of_draw]
-    chunk, fraction = _invert(outer, u)
-    inner = chunks[row_of_draw, chunk].double().cumsum(dim=-1)
-    token, _ = _invert(inner, fraction)
-    return chunk * CDF_CHUNK + token
-
-
-def _invert(cdf: Float[Tensor, "D K"], u: Float[Tensor, "D"]) -> tuple[Int[Tensor, "D"], Float[Tensor, "D"]]:
-    """The first entry whose cumulative weight exceeds u * total, and how far into that entry it is, in [0, 1)."""
-    total = cdf[:, -1]
-    # u * total may round up to the total, which no entry exceeds.
-    target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
-    found = torch.searchsorted(cdf, target[:, None], right=True).clamp_max_(cdf.shape[1] - 1)
-    upper = cdf.gather(1, found).squeeze(1)
-    lower = torch.where(found.squeeze(1) > 0, cdf.gather(1, (found - 1).clamp_min_(0)).squeeze(1), 0.0)
-    fraction = (target - lower) / (upper - lower)
-    return found.squeeze(1), fraction.clamp_(0.0, 1.0 - 2.0**-53)
+    cdf = (weights * (1 / UNIT)).long().cumsum(dim=-1)[given["random_row_of_draw"]]
+    total = cdf[:, -1:]
+    target = (given["u"][:, None] * total).long().minimum(total - 1)  # u * total may round up to the total
+    return torch.searchsorted(cdf, target, right=True).squeeze(1).clamp_max_(weights.shape[1] - 1)  # of a NaN row
