@@ -251,6 +251,8 @@ def check_room_for_drafts(module, model, num_drafts):
         )
         with pytest.raises(InterruptedError):
             graphs.run(chunks)
+        middle = chunks[0]._replace(token_ids=(7,), num_drafts=0, num_samples=0)
+        assert graphs.run([middle, *chunks[1:]]) is None, "a chunk of one token that samples none"
         prompt = chunks[0]._replace(token_ids=(7,) * 3, num_drafts=0, num_samples=1)
         assert graphs.run([prompt, *chunks[1:]]) is None, "a prompt's lengths are too many for graphs of their own"
         too_many = chunks[0]._replace(token_ids=(7,) * (most + 1), num_drafts=most)
@@ -311,6 +313,7 @@ MUTANTS = [
     ("captured for the first batch's lengths", GRAPHS, "            query_lens=(shape.max_query_len,) * shape.num_rows,\n", "", "verified"),
     ("drafts' rows not returned", GRAPHS, "[: sum(len(chunk.token_ids) for chunk in chunks)]", "[: len(chunks)]", "verified"),
     ("as many drafts as the first one", GRAPHS, "max(len(chunk.token_ids) for chunk in chunks)", "len(chunks[0].token_ids)", "room"),
+    ("chunks that sample nothing", GRAPHS, "chunk.num_samples and len(", "len(", "room"),
     ("prompts in graphs", GRAPHS, "len(chunk.token_ids) == 1 + chunk.num_drafts", "len(chunk.token_ids) > 0", "room"),
     ("any number of drafts", GRAPHS, "not is_decode or max_query_len > self._model.backend.max_decode_len", "not is_decode", "room"),
     ("padding is what memory held", BACKEND, "(torch.zeros if has_drafts else torch.empty)", "torch.empty", "backend"),

@@ -125,9 +125,8 @@ class PackedBatch:
     """A step's chunks without padding between sequences, in one buffer, so that moving it to a device is one copy.
 
     Attributes:
-        arrays: int64 'token_ids' [T], 'positions' [T], 'slots' [G, T or one more] of each group of layers, and
-            'rows', the sampled ones;
-            int32 'seq_lens' [S], 'cu_query_lens' [S + 1] and 'tables' [G, S, W].
+        arrays: int64 'token_ids' [T], 'positions' [T], 'slots' [G, T or one more] of each group of layers, 'rows' (the
+            sampled ones; not of a graph); int32 'seq_lens' [S], 'cu_query_lens' [S + 1] and 'tables' [G, S, W].
         query_lens, seq_lens: As Python ints.
     """
 
@@ -169,7 +168,7 @@ def pack(
         num_rows, num_tokens, num_columns: Pad decodes to the fixed shape of a CUDA graph. A padding row is a sequence
             of length 0 with one token; further tokens up to `num_tokens` belong to no sequence. Padding has slot -1.
     """
-    num_padding = max(0, num_rows - len(chunks))
+    is_padded, num_padding = num_rows > 0, max(0, num_rows - len(chunks))
     query_lens = (*(len(chunk.token_ids) for chunk in chunks), *[1] * num_padding)
     seq_lens = (*(chunk.start + len(chunk.token_ids) for chunk in chunks), *[0] * num_padding)
     num_tokens, num_rows = num_tokens or sum(query_lens), len(query_lens)
@@ -191,8 +190,8 @@ def pack(
     for group, table in enumerate(tables):
         table[:num_seqs][has_block] = block_ids[group::num_groups]
         slots[group, :num_used] = table[owner, block].astype(np.int64) * block_size + offset
-    ends = zip(chunks, bounds[1:].tolist(), strict=False)
-    rows = [row for chunk, end in ends if chunk.num_samples for row in range(end - 1 - chunk.num_drafts, end)]
+    sampling = [] if is_padded else [i for i, chunk in enumerate(chunks) if chunk.num_samples]
+    rows = [row for i in sampling for row in range(bounds[i + 1] - 1 - chunks[i].num_drafts, bounds[i + 1])]
     arrays = {"token_ids": token_ids, "positions": positions, "slots": slots, "rows": np.array(rows, np.int64)}
     arrays |= {"seq_lens": np.array(seq_lens, np.int32), "cu_query_lens": bounds, "tables": tables}
     return PackedBatch(Parcel.of(arrays, device), query_lens, seq_lens)
