@@ -173,7 +173,7 @@ class DecodeGraphs:
         return self._graphs[shape]
 
     def _forward(self, inputs: PackedBatch) -> Float[Tensor, "T N"]:
-        return self._model.forward(inputs.token_ids, self._model.backend.plan(inputs.view()), self._kv_cache)
+        return self._model.forward(inputs.arrays["token_ids"], self._model.backend.plan(inputs.view()), self._kv_cache)
 
 
 def padded_batch_size(num_seqs: int) -> int:

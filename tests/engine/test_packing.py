@@ -49,7 +49,7 @@ def check_packing(module, case):
             positions.append(position)
             slots.append(c.block_ids[position // block_size] * block_size + position % block_size)
         cu.append(len(tokens))
-    assert packed.token_ids.tolist() == tokens
+    assert packed.arrays["token_ids"].tolist() == tokens
     assert batch.positions.tolist() == positions
     assert batch.slot_mapping.tolist() == slots
     assert batch.cu_query_lens.tolist() == cu
@@ -119,7 +119,7 @@ def test_padding_rows():
     chunks = [chunk(0, [7], 5, [3, 9]), chunk(1, [8], 0, [4])]
     packed = pack(chunks, 4, num_rows=4, num_columns=32)
     batch = packed.view()
-    assert packed.token_ids.tolist() == [7, 8, 0, 0]
+    assert packed.arrays["token_ids"].tolist() == [7, 8, 0, 0]
     assert batch.slot_mapping.tolist() == [37, 16, -1, -1]
     assert batch.seq_lens.tolist() == [6, 1, 0, 0]
     assert batch.positions.tolist() == [5, 0, 0, 0]

@@ -288,7 +288,7 @@ def check_device_is_current(module, model):
     packed = pack([ScheduledChunk(0, (5, 6, 7), 0, (1,), 1)], BLOCK_SIZE)
     module._current = current
     fresh = module.LlamaModel(model.config, model.weights, backend)
-    fresh.forward(packed.token_ids, backend.plan(packed.view()), make_engine(model)._runner.kv_cache)
+    fresh.forward(packed.arrays["token_ids"], backend.plan(packed.view()), make_engine(model)._runner.kv_cache)
     assert not entered
 
 

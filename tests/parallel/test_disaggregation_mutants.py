@@ -50,7 +50,7 @@ MUTANTS = [
     ("an aborted request keeps its pages", ENGINE, "        output = self._engine.abort(request_id)\n        self._drop(request_id)", "        output = self._engine.abort(request_id)", lives),
     ("what waits for a lost worker waits on", ENGINE, "for request_id in list(self._remote):", "for request_id in ():", lambda folder: TROUBLE.test_a_lost_worker_loses_no_request(folder, 1)),
     ("a failed prompt waits on", ENGINE, "self.num_recomputed += 1\n", "return\n", broken),
-    ("pages are kept as long as their request", ENGINE, "if request_id in ended or self._engine.state_of(request_id).metrics.first_scheduled_s is not None:", "if request_id in ended:", PAGES.test_pages_leave_the_tier_when_they_are_loaded),
+    ("pages are kept as long as their request", ENGINE, "if request_id in ended or remote.prepared.metrics.first_scheduled_s is not None:", "if request_id in ended:", PAGES.test_pages_leave_the_tier_when_they_are_loaded),
     ("room is not looked for", TIER, "if len(self._expected.keys() | keys) > self.num_blocks:", "if False:", ROOM.test_a_full_tier_holds_up_the_prefill_side),
     ("a short prompt overtakes", ENGINE, "                    return\n", "                    continue\n", ROOM.test_a_full_tier_holds_up_the_prefill_side),
     ("a prompt too long for the tier waits on", ENGINE, "        if not 0 < len(keys) - num_here <= self._tier.num_blocks:", "        if not 0 < len(keys) - num_here:", ROOM.test_a_prompt_that_the_tier_could_never_hold_is_computed_here),

@@ -151,10 +151,6 @@ class Engine:
         self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
         return None if state is None else state.output()
 
-    def state_of(self, request_id: str) -> RequestState:
-        """The state of an unfinished request; read-only."""
-        return self._requests[request_id]
-
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything left to do or to return."""
         return bool(self._requests or self._undelivered)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64, Shaped, UInt8
+from jaxtyping import Float, Float64, Shaped, UInt8
 from torch import Tensor
 
 from twophase.attention.interface import AttentionBatch
@@ -75,7 +75,7 @@ class ModelRunner:
             packed = pack(chunks, cache.spec.block_size, num_groups=cache.num_groups, device=device)
             plan = self.model.backend.plan(packed.view())
             with nullcontext() if self.watch is None else self.watch(chunks) as after_layer:
-                hidden = self.model.forward(packed.token_ids, plan, self.kv_cache, after_layer)
+                hidden = self.model.forward(packed.arrays["token_ids"], plan, self.kv_cache, after_layer)
             sampled = hidden[packed.arrays["rows"]]
         if score is not None:
             starts = accumulate((len(chunk.token_ids) for chunk in chunks), initial=0)
@@ -133,10 +133,6 @@ class PackedBatch:
     arrays: Parcel
     query_lens: tuple[int, ...]
     seq_lens: tuple[int, ...]
-
-    @property
-    def token_ids(self) -> Int64[Tensor, "T"]:
-        return self.arrays["token_ids"]
 
     def view(self) -> AttentionBatch:
         """The batch as views of the buffer."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt32
 from torch import Tensor
+from torch.nn.functional import pad
 
 from twophase.core.errors import TwophaseError
 from twophase.core.plan import Sampled, SampledToken
@@ -22,6 +23,7 @@ from twophase.engine.philox import uniforms
 from twophase.engine.runner import Parcel, read
 
 UNIT = 2.0**-40  # of weights: a token that weighs less than this, where the row's best token weighs 1, is never drawn
+CHUNK = 128  # tokens
 MIN_SCORE = -28.0  # of which the weight is below UNIT; exp near underflow is 30 times slower
 
 
@@ -131,7 +133,12 @@ def draw(weights: Float[Tensor, "R V"], given: Parcel) -> Int[Tensor, "D"]:
     `weights` are in [0, 1], and need not be normalised; `u` is fp64 in [0, 1). Sums of weights in units of `UNIT` are
     whole numbers, exact in any order, so a draw is the same on every device. Never yields a token of weight 0.
     """
-    cdf = (weights * (1 / UNIT)).long().cumsum(dim=-1)[given["random_row_of_draw"]]
+    row_of_draw, num_tokens = given["random_row_of_draw"], weights.shape[1]
+    masses = pad(weights, (0, -num_tokens % CHUNK)).mul_(1 / UNIT).long().unflatten(1, (-1, CHUNK))
+    cdf = masses.sum(dim=-1).cumsum(dim=-1)[row_of_draw]  # of chunks, since a running sum of all tokens takes longer
     total = cdf[:, -1:]
     target = (given["u"][:, None] * total).long().minimum(total - 1)  # u * total may round up to the total
-    return torch.searchsorted(cdf, target, right=True).squeeze(1).clamp_max_(weights.shape[1] - 1)  # of a NaN row
+    chunk = torch.searchsorted(cdf, target, right=True).clamp_max_(cdf.shape[1] - 1)  # beyond it only in a row of NaN
+    inner = masses[row_of_draw, chunk.squeeze(1)].cumsum(dim=-1)
+    token = torch.searchsorted(inner, target - cdf.gather(1, chunk) + inner[:, -1:], right=True)
+    return (chunk * CHUNK + token).squeeze(1).clamp_max_(num_tokens - 1)

@@ -115,7 +115,7 @@ class DecodeEngine:
         self._turns = itertools.cycle(sends)
         self._seeds = random.Random(llm.config.seed)  # drawn in the order of requests, whichever pages come first
         self._remote: dict[str, _Remote] = {}  # in the order of requests
-        self._to_load: dict[str, tuple[BlockKey, ...]] = {}  # expected blocks of requests that are in the engine
+        self._to_load: dict[str, _Remote] = {}  # requests that are in the engine, and expect blocks
         self.num_recomputed = 0
         self._prefills: deque[wire.Done] = deque(maxlen=MAX_RECORDS)
         self._transfers: deque[wire.Transfer] = deque(maxlen=MAX_RECORDS)
@@ -165,8 +165,8 @@ class DecodeEngine:
             self._lose(error)
         outputs = self._engine.step()
         ended = {output.request_id for output in outputs if output.finished}
-        for request_id in list(self._to_load):
-            if request_id in ended or self._engine.state_of(request_id).metrics.first_scheduled_s is not None:
+        for request_id, remote in list(self._to_load.items()):
+            if request_id in ended or remote.prepared.metrics.first_scheduled_s is not None:
                 self._drop(request_id)
         self._submit_waiting()
         return outputs
@@ -236,12 +236,13 @@ class DecodeEngine:
         """The request waits for no more pages: it goes into the engine, which loads the pages that are here."""
         remote = self._remote.pop(request_id)
         if remote.is_submitted:
-            self._to_load[request_id] = remote.submit.keys
+            self._to_load[request_id] = remote
         self._engine.add(remote.prepared)
 
     def _drop(self, request_id: str) -> None:
         """The request has loaded its pages, or has ended."""
-        self._tier.drop(self._to_load.pop(request_id, ()))
+        if remote := self._to_load.pop(request_id, None):
+            self._tier.drop(remote.submit.keys)
 
     def _hear(self, message: wire.Message) -> None:
         match message:

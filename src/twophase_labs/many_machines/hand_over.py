@@ -49,7 +49,7 @@ def run_tokens(llm: LLM, ids: Sequence[int], start: int, blocks: Sequence[int], 
     """Logits after the last of these tokens; their K and V are in the pool then."""
     batch = pack([ScheduledChunk(0, tuple(ids), start, tuple(blocks), 1)], BLOCK_SIZE)
     plan = llm.model.backend.plan(batch.view())
-    return llm.model.logits(llm.model.forward(batch.token_ids, plan, pool)[-1:])[0]
+    return llm.model.logits(llm.model.forward(batch.arrays["token_ids"], plan, pool)[-1:])[0]
 
 
 @torch.no_grad()

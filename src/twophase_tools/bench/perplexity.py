@@ -92,4 +92,6 @@ def step_logits(llm: LLM, token_ids: Sequence[int], salt: str = "") -> Iterator[
 @torch.inference_mode()
 def _logits(llm: LLM, plan: StepPlan) -> Float[Tensor, "L V"]:
     packed = pack(plan.chunks, llm.kv_cache.spec.block_size, device=llm.model.device)
-    return llm.model.logits(llm.model.forward(packed.token_ids, llm.model.backend.plan(packed.view()), llm.kv_cache))
+    return llm.model.logits(
+        llm.model.forward(packed.arrays["token_ids"], llm.model.backend.plan(packed.view()), llm.kv_cache)
+    )
