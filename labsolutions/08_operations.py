@@ -1638,11 +1638,11 @@ print(f"eight for each: {curves['in steps: first that is derived'][-1].tokens:5.
 # the verifier accepts. The tries of a tier come one after the other, which costs time; asking for two or four at once
 # in each tier saves time and costs tokens.
 #
-# **Open the source.** `first_accepted` is this loop, beside `best_of` and `vote` (`twophase generate --best-of 8`
-# chooses by likelihood). It asks for `round_size` completions at a time, and the last round may go beyond the budget:
+# **Open the source.** `first_accepted` is this loop on an engine (`twophase generate --best-of 8` chooses by
+# likelihood). It asks for `round_size` completions at a time, and the last round may go beyond the budget:
 
 # %%
-show_source(selection.first_accepted, first="params, budget =")
+show_source(selection.first_accepted, first="num_samples = num_tokens")
 
 # %% [markdown]
 # > **In production, 2026.** vLLM has `n` in

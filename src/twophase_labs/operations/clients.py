@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -80,21 +80,8 @@ def in_a_thread(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         BaseException: what `work` raised.
     """
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(asyncio.run(work))
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="clients")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]
+    with ThreadPoolExecutor(1, "clients") as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 async def _ask_all(url: str, asks: Sequence[Ask], make_reader: Callable[[], Reader] | None) -> list[Answer]:
