@@ -120,6 +120,6 @@ def draw_pairs(pairs: Mapping[str, tuple[Run, Run]]) -> Figure:
         axes.spines[["right", "top"]].set_visible(False)
     panels[1].axvline(1, color=INK, linewidth=0.8, linestyle="--")
     panels[0].invert_yaxis()
-    panels[0].set_title("A draft model in its domain, and outside", loc="left")
+    panels[0].set_title("A head on hidden states in its domain, and outside", loc="left")
     figure.tight_layout()
     return figure
