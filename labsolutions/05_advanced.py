@@ -735,7 +735,7 @@ figure = draft_pictures.draw_speeds(speeds)
 # trained together with the model, as in DeepSeek-V3.
 #
 # EAGLE's head is a transformer layer. How far does a mere linear map get, fitted by least squares to the beginnings of
-# 24 stories that SmolLM2 writes now?
+# 48 stories that SmolLM2 writes now?
 #
 # **Think first.** The hidden state alone, the embedding alone, or both: which head drafts best, and why does neither
 # input suffice?
@@ -764,10 +764,10 @@ for name, inputs in inputs_of.items():
 #
 # **In the engine.** The last head drafts one token behind the other, from the second one on from its own estimates. Its
 # drafts are *drawn*, so there is a q: it keeps the row that each was drawn from for your `verify`
-# (`advanced/head_drafter.py`). It can draft only tokens that occur in the 24 stories.
+# (`advanced/head_drafter.py`). It can draft only tokens that occur in the 48 stories.
 #
-# **Think first.** SmolLM2 and the head are asked for stories that the head was not fitted to, greedily and at
-# temperature 1; for answers that are not stories; and for eight stories at once. Where do drafts win? (A draft behind
+# **Think first.** SmolLM2 and the head are asked for stories that the head was not fitted to, greedily and at two
+# temperatures; for answers that are not stories; and for eight stories at once. Where do drafts win? (A draft behind
 # the first rejected one is not looked at; percentages count the others.)
 
 # %%
@@ -776,6 +776,7 @@ from twophase_labs.advanced import head_drafter
 print(f"the head drafts {len(head.types)} of {llm.model_config.vocab_size:,} tokens")
 cases = {
     "stories, temperature 0": (tales[:3], 0, {}),
+    "stories, temperature 0.5": (tales[:3], 0.5, {}),
     "stories, temperature 1": (tales[:3], 1, {}),
     "other questions": (feature_drafts.OUTSIDE, 0, {"num_tokens": 16}),
     "eight stories at once": (tales[:8], 0, {"num_tokens": 8, "together": True}),
@@ -796,10 +797,10 @@ for title, (asked, temperature, options) in cases.items():
 figure = draft_pictures.draw_pairs(pairs)
 
 # %% [markdown]
-# **Read the result.** At temperature 1 there are no tokens to compare: different random numbers draw different tokens,
-# from the same distribution. The acceptance rate is highest where the head was fitted and where the next token is
-# nearly certain. On other questions it lacks the words as well as the practice, and the few accepted drafts hardly pay
-# for the others. Eight sequences are this CPU's hard case once more: every draft that is verified costs.
+# **Read the result.** Above temperature 0 there are no tokens to compare: different random numbers draw different
+# tokens, from the same distribution. The acceptance rate is highest where the head was fitted and where the next token
+# is nearly certain. At temperature 1 the stories take turns that the greedy ones never took, and on other questions the
+# head lacks the words as well: the few accepted drafts hardly pay for the others. Eight sequences are this CPU's hard case once more: every draft that is verified costs.
 
 # %% [markdown]
 # ### A tree of drafts

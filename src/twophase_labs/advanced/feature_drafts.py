@@ -28,7 +28,7 @@ WHERE = ("by the sea", "in the mountains", "in a small village", "on an island")
 WHAT = ("a lost key", "a strange letter", "a wounded bird", "an old map")
 STORIES = [f"Write a story about a {who} {where} and {what}." for who, where, what in product(WHO, WHERE, WHAT)]
 random.Random(0).shuffle(STORIES)
-FITTED, HELD_OUT = STORIES[:24], STORIES[24:36]
+FITTED, HELD_OUT = STORIES[:48], STORIES[64:76]
 OUTSIDE = ("Explain what a hash table is.", "List five European capitals and their rivers.")
 ANSWER = SamplingParams(temperature=0, max_tokens=36, ignore_eos=True)
 RIDGE = 30.0  # keeps the map small where the answers say little
