@@ -800,7 +800,8 @@ figure = draft_pictures.draw_pairs(pairs)
 # **Read the result.** Above temperature 0 there are no tokens to compare: different random numbers draw different
 # tokens, from the same distribution. The acceptance rate is highest where the head was fitted and where the next token
 # is nearly certain. At temperature 1 the stories take turns that the greedy ones never took, and on other questions the
-# head lacks the words as well: the few accepted drafts hardly pay for the others. Eight sequences are this CPU's hard case once more: every draft that is verified costs.
+# head lacks the words as well: the few accepted drafts hardly pay for the others. With eight sequences a step is longer
+# by every draft that it verifies, as the first picture of this section shows, so fewer steps need not be less time.
 
 # %% [markdown]
 # ### A tree of drafts
