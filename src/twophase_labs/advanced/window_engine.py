@@ -48,13 +48,11 @@ class Reading:
     Attributes:
         losses: Surprise in nats at each token but the first.
         pages: Pages in use while each step computed, and the tokens that it brought the text to.
-        pool: Pages that there were.
     """
 
     losses: Float[Tensor, " n"]
     pages: tuple[int, ...]
     num_read: tuple[int, ...]
-    pool: int
 
     def perplexity(self, start: int = 0) -> float:
         """Of the tokens from position `start` on."""
@@ -100,7 +98,7 @@ def read(llm: LLM, token_ids: Sequence[int]) -> Reading:
         num_read.append(num_read[-1] + logits.shape[0])
         wanted = targets[start : start + logits.shape[0]]
         losses.append(F.cross_entropy(logits[: len(wanted)], wanted, reduction="none"))
-    return Reading(torch.cat(losses), tuple(pages), tuple(num_read[1:]), llm.scheduler.cache.num_blocks)
+    return Reading(torch.cat(losses), tuple(pages), tuple(num_read[1:]))
 
 
 TOLD, ANSWER = "The secret number of the lighthouse is", " 73914"
