@@ -107,7 +107,7 @@ class Head:
     def likeliest(self, hidden: Float[Tensor, "*N D"], num: int) -> Int[Tensor, "*N num"]:
         return self.types[self.logits(hidden).topk(num).indices]
 
-    def probs(self, hidden: Float[Tensor, " D"], temperature: float) -> Float[np.ndarray, " V"]:
+    def probs(self, hidden: Float[Tensor, " D"], temperature: int | float) -> Float[np.ndarray, " V"]:
         """Of all tokens. At temperature 0 all of it is on the likeliest."""
         row = np.zeros(len(self.model.lm_head.weight))
         row[self.types.numpy()] = (self.logits(hidden).double() / max(temperature, 1e-9)).softmax(-1).numpy()

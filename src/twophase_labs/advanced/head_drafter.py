@@ -38,7 +38,7 @@ class HeadDrafter:
         self,
         head: Head,
         states: Mapping[int, Mapping[int, Float[Tensor, " D"]]],
-        temperature: float,
+        temperature: int | float,
         chance: Chance,
     ) -> None:
         self._head, self._states, self._temperature, self._chance = head, states, temperature, chance
@@ -71,7 +71,7 @@ class HeadDrafter:
 
 def run(
     asked: Sequence[str],
-    temperature: float,
+    temperature: int | float,
     head: Head | None = None,
     verify: Verify | None = None,
     *,
