@@ -55,10 +55,9 @@ from twophase_labs.machine.kernels import device, tl, triton  # first: it decide
 import torch
 
 from twophase_labs import ____, check, hint, measured, reference, reveal, use
-from twophase_labs.kit.models import smollm2
+from twophase_labs.decode.decoder import smollm2_decoder
 
 torch.set_num_threads(1)
-model, tokenizer = smollm2()
 
 # %% [markdown]
 # ## 1. One step, taken apart
@@ -98,9 +97,10 @@ model, tokenizer = smollm2()
 # | `model.logits(rows)` | a row of logits for each row given |
 # | `model.empty_cache()` | a pair of `[H_kv, 0, D]` for each layer |
 
-# %% tags=["setup"]
-from twophase_labs.decode.decoder import smollm2_decoder
+# %%
+from twophase_labs.kit.models import smollm2
 
+model, tokenizer = smollm2()
 parts = smollm2_decoder()
 
 # %% [markdown]
@@ -116,6 +116,7 @@ def decode_step(model, new_ids, cache):
     Returns the logits of the last row, [V], and a new cache of S + L tokens: a list with a pair (k, v) per layer, each
     [H_kv, S + L, D]. The given cache is not changed. Every new token goes through each layer once.
 
+    >>> parts = smollm2_decoder()
     >>> logits, cache = decode_step(parts, torch.tensor([504, 2398]), parts.empty_cache())
     >>> logits.shape, len(cache), cache[0][0].shape
     (torch.Size([49152]), 30, torch.Size([3, 2, 64]))

@@ -469,7 +469,7 @@ for title, found in hits.items():
 
 # %% [markdown]
 # ## 2. Speculative decoding: propose cheaply, then verify
-# <!-- minutes: 50 + 6 -->
+# <!-- minutes: 47 + 6 -->
 #
 # Lab 3 ended with idle arithmetic. A decode step reads all the weights to compute one token, and the arithmetic units
 # wait for memory. On a GPU, a step for eight sequences takes hardly longer. But what if there is only one sequence, and
@@ -725,65 +725,17 @@ figure = draft_pictures.draw_speeds(speeds)
 # `vllm:spec_decode_num_accepted_tokens`.
 
 # %% [markdown]
-# ### A small model as the drafter
-#
-# A lookup drafts badly where the text hardly repeats. A small model writes the next tokens as the large one would,
-# only worse. Its drafts are *drawn*, so there is a q: it drafts one token behind the other, and keeps the row that each
-# was drawn from for your `verify`. The draft model for SmolLM2 is made of SmolLM2: a copy of its first 2 of 30 layers,
-# trained on this machine to give the probabilities of the whole (`advanced/train_draft.py`). It learned from the
-# beginnings of 64 stories that SmolLM2 wrote, and its output matrix has rows only for the tokens that occur in them.
-# The file is kept in the cache folder. If it is not there yet, the next cell trains it first, in about a minute.
-#
-# **Think first.** The pair is asked for stories that the draft model was not trained on, greedily and at temperature 1;
-# for answers that are not stories; and for eight stories at once. Where does it win? (A draft behind the first rejected
-# one is not looked at; percentages count the others.)
-
-# %%
-from twophase_labs.advanced import draft_pair, train_draft
-
-small = draft_pair.open_draft()
-pair, tales = (small, verify), draft_pair.held_out()
-print(f"the draft model: {small.num_weights / 1e6:.1f} million weights, rows for {len(small.network.types):,} tokens")
-cases = {
-    "stories, temperature 0": (tales[:3], 0, {}),
-    "stories, temperature 1": (tales[:3], 1, {}),
-    "other questions": (train_draft.OUTSIDE[:2], 0, {"num_tokens": 16}),
-    "eight stories at once": (tales[:8], 0, {"num_tokens": 8, "together": True}),
-}
-pairs, plain, draft_s = (
-    {},
-    {},
-    {},
-)  # a step takes the same time at any temperature, so one run without drafts serves both
-for title, (asked, temperature, options) in cases.items():
-    without = plain[tuple(asked)] = plain.get(tuple(asked)) or draft_pair.run(asked, 0, **options)[0]
-    drafted, draft_s[title] = draft_pair.run(asked, temperature, drafting=pair, num_drafts=3, **options)
-    pairs[title] = without, drafted
-    same = "drawn" if temperature else "same tokens" if without.outputs == drafted.outputs else "other tokens"
-    print(
-        f"{title:23} {drafted.acceptance:4.0%} of the drafts accepted, {without.num_steps:3} steps become "
-        f"{drafted.num_steps:3}, {drafted.tokens_per_s / without.tokens_per_s:.2f} times as fast; {same}"
-    )
-
-# %%
-figure = draft_pictures.draw_pairs(pairs)
-
-# %% [markdown]
-# **Read the result.** At temperature 1 there are no tokens to compare: different random numbers draw different tokens,
-# from the same distribution. The acceptance rate is highest where the draft model was trained and where the next token
-# is nearly certain. On other questions it lacks the words as well as the practice, and the few accepted drafts hardly
-# pay for the others. Eight sequences are this CPU's hard case once more: every draft that is verified costs, and the
-# draft model here serves one sequence after the other.
-
-# %% [markdown]
 # ### Drafts from the model's own features
 #
-# The small model reads the text once more, though the large one has just computed a hidden state that knows far more
-# about what comes. **EAGLE** drafts from that: a head gets the hidden state from which the newest token was drawn, and
-# the embedding of that token; it estimates the next hidden state, and the large model's own output matrix makes logits
-# of it. **MTP** (multi-token prediction) is such a head that was trained together with the model, as in DeepSeek-V3.
+# A lookup drafts badly where the text hardly repeats. A **draft model** is a small model with the same vocabulary: it
+# writes the next tokens as the large one would, only worse, and reads the whole text for that. But the large one has
+# just computed a hidden state that knows far more about what comes. **EAGLE** drafts from that: a head gets the hidden
+# state from which the newest token was drawn, and the embedding of that token; it estimates the next hidden state, and
+# the large model's own output matrix makes logits of it. **MTP** (multi-token prediction) is such a head that was
+# trained together with the model, as in DeepSeek-V3.
 #
-# EAGLE's head is a transformer layer. How far does a mere linear map get, fitted by least squares to 24 stories?
+# EAGLE's head is a transformer layer. How far does a mere linear map get, fitted by least squares to the beginnings of
+# 48 stories that SmolLM2 writes now?
 #
 # **Think first.** The hidden state alone, the embedding alone, or both: which head drafts best, and why does neither
 # input suffice?
@@ -791,7 +743,8 @@ figure = draft_pictures.draw_pairs(pairs)
 # %%
 from twophase_labs.advanced import feature_drafts
 
-read, unread = (feature_drafts.places_of(asked) for asked in (train_draft.prompts()[0][:24], tales[:6]))
+tales = feature_drafts.HELD_OUT
+read, unread = (feature_drafts.places_of(asked) for asked in (feature_drafts.FITTED, tales[:6]))
 inputs_of = {
     "the embedding of the newest token": lambda at: at.embedded,
     "the hidden state that it was drawn from": lambda at: at.hidden,
@@ -806,8 +759,49 @@ for name, inputs in inputs_of.items():
 
 # %% [markdown]
 # **Read the result.** The hidden state says what the model was about to write, but not which token was drawn; the
-# embedding says only that. Together, a map with a tenth of the weights drafts about as well as the two trained layers.
-# And look at the last column: often the second choice is the right one.
+# embedding says only that. Together they are right more often than either alone. And look at the last column: often the
+# second choice is the right one.
+#
+# **In the engine.** The last head drafts one token behind the other, from the second one on from its own estimates. Its
+# drafts are *drawn*, so there is a q: it keeps the row that each was drawn from for your `verify`
+# (`advanced/head_drafter.py`). It can draft only tokens that occur in the 48 stories.
+#
+# **Think first.** SmolLM2 and the head are asked for stories that the head was not fitted to, greedily and at two
+# temperatures; for answers that are not stories; and for eight stories at once. Where do drafts win? (A draft behind
+# the first rejected one is not looked at; percentages count the others.)
+
+# %%
+from twophase_labs.advanced import head_drafter
+
+print(f"the head drafts {len(head.types)} of {llm.model_config.vocab_size:,} tokens")
+cases = {
+    "stories, temperature 0": (tales[:3], 0, {}),
+    "stories, temperature 0.5": (tales[:3], 0.5, {}),
+    "stories, temperature 1": (tales[:3], 1, {}),
+    "other questions": (feature_drafts.OUTSIDE, 0, {"num_tokens": 16}),
+    "eight stories at once": (tales[:8], 0, {"num_tokens": 8, "together": True}),
+}
+# A step takes the same time at any temperature, so one run without drafts serves both.
+pairs, plain, draft_s = {}, {}, {}
+for title, (asked, temperature, options) in cases.items():
+    without = plain[tuple(asked)] = plain.get(tuple(asked)) or head_drafter.run(asked, 0, **options)[0]
+    drafted, draft_s[title] = head_drafter.run(asked, temperature, head, verify, **options)
+    pairs[title] = without, drafted
+    same = "drawn" if temperature else "same tokens" if without.outputs == drafted.outputs else "other tokens"
+    print(
+        f"{title:23} {drafted.acceptance:4.0%} of the drafts accepted, {without.num_steps:3} steps become "
+        f"{drafted.num_steps:3}, {drafted.tokens_per_s / without.tokens_per_s:.2f} times as fast; {same}"
+    )
+
+# %%
+figure = draft_pictures.draw_pairs(pairs)
+
+# %% [markdown]
+# **Read the result.** Above temperature 0 there are no tokens to compare: different random numbers draw different
+# tokens, from the same distribution. The acceptance rate is highest where the head was fitted and where the next token
+# is nearly certain. At temperature 1 the stories take turns that the greedy ones never took, and on other questions the
+# head lacks the words as well: the few accepted drafts hardly pay for the others. With eight sequences a step is longer
+# by every draft that it verifies, as the first picture of this section shows, so fewer steps need not be less time.
 
 # %% [markdown]
 # ### A tree of drafts
@@ -868,8 +862,8 @@ def accepted_path(parents, token_ids, next_ids):
 check("5.6")
 
 # %% [markdown]
-# **On SmolLM2**: the head that was fitted last grows chains and trees for a held-out story, and SmolLM2 verifies each
-# in one pass under your mask. K and V of your path are kept, those of all other nodes are dropped.
+# **On SmolLM2**: the same head grows chains and trees for a held-out story, and SmolLM2 verifies each in one pass under
+# your mask. K and V of your path are kept, those of all other nodes are dropped.
 
 # %%
 import time
@@ -950,7 +944,7 @@ figure = draft_pictures.draw_speed_ups(speed_up, verify_costs)
 # With 0 drafts the speed-up is 1: off.
 
 # %% [markdown]
-# **Predicted and measured**, for the copy above, and for the stories with the draft model. As above, alpha counts only
+# **Predicted and measured**, for the copy above, and for the stories with the head. As above, alpha counts only
 # drafts that were looked at; `accepted drafts` in the table of the two workloads counts all that were made.
 
 # %%

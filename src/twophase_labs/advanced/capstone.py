@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -20,7 +19,7 @@ from twophase_labs.advanced.guided_machine import CITY_RECORD, Machine, TrieNode
 from twophase_labs.advanced.guided_model import end_id, token_texts
 from twophase_labs.advanced.one_copy import open_llm
 from twophase_labs.advanced.own_engine import Hashes, NamesToAsk, OwnGuidance, OwnPrefixes, Verify, VerifyingRunner
-from twophase_tools.colours import COLOURS, INK
+from twophase_labs.kit.draw import bar_panels
 
 RECORD = r'\{"city": "[A-Za-z]{1,16}", "inhabitants": [1-9][0-9]{0,7}\}'
 HANDBOOK = f"""Records are written like this.
@@ -182,18 +181,12 @@ def serve(llm: LLM, requests: Sequence[Asked], every: int = 3) -> Served:
 
 def draw_ways(served: Mapping[str, Served]) -> Figure:
     """Tokens per second, mean time to first token and blocks at most, a panel each, a bar for each way."""
-    figure, panels = plt.subplots(1, 3, figsize=(10.5, 0.9 + 0.42 * len(served)), facecolor="white", sharey=True)
-    columns: tuple[tuple[str, list[float], str], ...] = (
-        ("tokens per second", [one.tokens_per_s for one in served.values()], "{:.1f}"),
-        ("mean time to first token (ms)", [1e3 * one.ttft_s for one in served.values()], "{:.0f}"),
-        ("most blocks in use", [float(one.most_blocks) for one in served.values()], "{:.0f}"),
-    )
-    for axes, (label, values, form), colour in zip(panels, columns, COLOURS, strict=False):
-        bars = axes.barh(list(served), values, 0.7, color=colour, edgecolor=INK, linewidth=0.5)
-        axes.bar_label(bars, [f" {form.format(value)}" for value in values], fontsize=9, color=INK)
-        axes.set(xlabel=label, xlim=(0, 1.2 * max(values)))
-        axes.spines[["right", "top"]].set_visible(False)
-    panels[0].invert_yaxis()
-    panels[0].set_title("What each part is worth", loc="left")
+    ways = served.values()
+    columns: dict[str, tuple[list[float], str]] = {
+        "tokens per second": ([one.tokens_per_s for one in ways], "{:.1f}"),
+        "mean time to first token (ms)": ([1e3 * one.ttft_s for one in ways], "{:.0f}"),
+        "most blocks in use": ([one.most_blocks for one in ways], "{:.0f}"),
+    }
+    figure, _ = bar_panels(served, columns, "What each part is worth")
     figure.tight_layout()
     return figure

@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from twophase_labs.advanced.feature_drafts import Head
-from twophase_labs.advanced.prefix_service import shared_engine
-from twophase_labs.advanced.train_draft import PARAMS_OF_ONE
+from twophase_labs.advanced.prefix_service import FIRST_TOKEN, shared_engine
 from twophase_labs.kit.models import smollm2
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
@@ -44,7 +43,7 @@ class Written:
 
 def ids_of(asked: str) -> list[int]:
     """A question in the model's chat format, as token ids."""
-    (output,) = shared_engine().chat([[{"role": "user", "content": asked}]], PARAMS_OF_ONE, use_tqdm=False)
+    (output,) = shared_engine().chat([[{"role": "user", "content": asked}]], FIRST_TOKEN, use_tqdm=False)
     return list(output.prompt_token_ids)
 
 
@@ -53,14 +52,13 @@ def grower(head: Head, widths: Sequence[int]) -> Grow:
 
     A chain has the widths 1, 1, ... From the second level on the head reads its own estimates, as EAGLE does.
     """
-    embed = smollm2()[0].model.embed_tokens
 
     def grow(newest: int, hidden: Float[Tensor, " D"]) -> Tree:
         parents, token_ids, level = [-1], [newest], [(0, hidden)]
         for width in widths:
             below = []
             for node, before in level:
-                behind = head(torch.cat([before, embed(torch.tensor(token_ids[node]))]))
+                behind = head.after(before, token_ids[node])
                 for token in head.likeliest(behind, width).tolist():
                     below.append((len(parents), behind))
                     parents.append(node)

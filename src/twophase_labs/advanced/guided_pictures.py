@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from twophase_labs.kit.draw import one_axes
 from twophase_tools.colours import COLOURS, INK, LINE
 
 BLUE, ORANGE = COLOURS[0], COLOURS[5]
@@ -12,7 +12,9 @@ BLUE, ORANGE = COLOURS[0], COLOURS[5]
 
 def draw_choices(written: Sequence[str], num_allowed: Sequence[int], num_tokens: int) -> Figure:
     """How many tokens were allowed when each token of an answer was chosen; where it was one, nothing was chosen."""
-    figure, axes = plt.subplots(figsize=(10, 3.8), facecolor="white")
+    figure, axes = one_axes(
+        10, 3.8, "Where the grammar decides (hatched: one token is possible) and where the model does"
+    )
     forced = [count == 1 for count in num_allowed]
     axes.bar(
         range(len(written)),
@@ -28,7 +30,5 @@ def draw_choices(written: Sequence[str], num_allowed: Sequence[int], num_tokens:
     labels = [text.replace(" ", "␣") for text in written]
     axes.set_xticks(range(len(written)), labels, rotation=60, ha="right", fontsize=9)
     axes.set_xlabel("token written (␣ is a space)")
-    axes.set_title("Where the grammar decides (hatched: one token is possible) and where the model does", loc="left")
-    axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
     return figure

@@ -2,32 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from twophase_labs.advanced.window_engine import text_ids
+from twophase_labs.advanced import window_engine
+from twophase_labs.kit.draw import one_axes
 from twophase_tools.colours import COLOURS, INK
 
 LAYERS = (2, 9, 16, 23)
 Keep = Callable[[Float[Tensor, "T T"]], Sequence[int]]
 
 
-@torch.inference_mode()
 def attention_weights(num_tokens: int, layers: Sequence[int] = LAYERS) -> Float[Tensor, "L H T T"]:
     """Of each query to each key, in these layers, for the beginning of the text."""
-    from twophase_labs.kit.models import smollm2
-
-    model, _ = smollm2()
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")  # the others do not show their weights
-    try:
-        weights = model.model(torch.tensor([text_ids()[:num_tokens]]), output_attentions=True).attentions
-    finally:
-        model.set_attn_implementation(before)
-    return torch.stack([weights[layer][0] for layer in layers])
+    return window_engine.attention_weights(num_tokens)[list(layers)]
 
 
 def heavy_hitters(weights: Float[Tensor, "T T"], budget: int, num_recent: int) -> list[int]:
@@ -60,7 +50,7 @@ def shares_kept(weights: Float[Tensor, "L H T T"], num_read: int, keep: Keep) ->
 
 def draw_shares(shares: Mapping[str, Float[Tensor, "L H"]], layers: Sequence[int] = LAYERS) -> Figure:
     """A group of bars per layer, a bar per way of keeping: the mean over heads; dots are single heads."""
-    figure, axes = plt.subplots(figsize=(8.5, 3.6), facecolor="white")
+    figure, axes = one_axes(8.5, 3.6, "Which keys get the attention to come? (dots: heads)")
     width = 0.8 / len(shares)
     hatches = ("", "//", "--")
     for number, ((name, values), colour) in enumerate(zip(shares.items(), COLOURS, strict=False)):
@@ -72,8 +62,6 @@ def draw_shares(shares: Mapping[str, Float[Tensor, "L H"]], layers: Sequence[int
             axes.plot([place] * len(heads), 100 * heads, "o", color="white", markeredgecolor=INK, markersize=4)
     axes.set(xticks=range(len(layers)), ylabel="attention to kept keys (%)", ylim=(0, 105))
     axes.set_xticklabels([f"layer {layer}" for layer in layers])
-    axes.set_title("Which keys get the attention to come? (dots: heads)", loc="left")
     axes.legend(frameon=False, fontsize=9, ncols=len(shares), loc="upper center", bbox_to_anchor=(0.5, -0.12))
-    axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
     return figure

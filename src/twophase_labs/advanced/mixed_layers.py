@@ -1,6 +1,5 @@
 """A small random model whose layers are of different kinds, in the engine: the blocks that each kind holds."""
 
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,16 +7,14 @@ import torch
 
 from twophase import LLM, SamplingParams
 from twophase_features.windows.windowed_cache import WindowedCache
+from twophase_labs.kit.models import saved
 
 VOCAB = 131
-
-_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
 
 
 def engine(layers: Sequence[str], window: int, block_size: int, num_blocks: int = 64) -> LLM:
     """Gemma 3 with random weights, a layer for each of `layers`: 'sliding' sees a window, 'full' sees everything."""
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-    from transformers.utils import logging
 
     config: Any = Gemma3TextConfig(
         vocab_size=VOCAB,
@@ -38,14 +35,8 @@ def engine(layers: Sequence[str], window: int, block_size: int, num_blocks: int 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Gemma3ForCausalLM(config).eval()
-    _folders.append(tempfile.TemporaryDirectory(prefix="twophase-mixed-"))
-    logging.disable_progress_bar()
-    try:
-        model.save_pretrained(_folders[-1].name)
-    finally:
-        logging.enable_progress_bar()
     return LLM(
-        _folders[-1].name,
+        saved(model),
         skip_tokenizer_init=True,
         block_size=block_size,
         num_kv_blocks=num_blocks,

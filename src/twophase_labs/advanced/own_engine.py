@@ -123,8 +123,8 @@ class VerifyingRunner:
 
     Attributes:
         temperature_of: Of a sequence, by its id.
-        rows_of: The rows q that drafts of a sequence were drawn from; None: drafts are a lookup's, which says one token
-            with certainty.
+        rows_of: The rows q that a sequence's latest drafts, and perhaps more, were drawn from; None: drafts are a
+            lookup's, which says one token with certainty.
         num_runs: Runs of drafts that were verified.
     """
 
@@ -132,7 +132,7 @@ class VerifyingRunner:
     verify: Verify
     temperature_of: Callable[[int], float]
     chance: Chance = field(default_factory=Chance)
-    rows_of: Callable[[int, Sequence[int]], np.ndarray] | None = None
+    rows_of: Callable[[int], np.ndarray] | None = None
     num_runs: int = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -148,7 +148,7 @@ class VerifyingRunner:
                 temperature = max(self.temperature_of(chunk.seq_id), 1e-9)  # 0: all chance to one token
                 p = (rows.double() / temperature).softmax(-1).numpy()
                 certain = (np.array(draft)[:, None] == np.arange(p.shape[1])).astype(float)
-                q = certain if self.rows_of is None else self.rows_of(chunk.seq_id, draft)
+                q = certain if self.rows_of is None else self.rows_of(chunk.seq_id)[: len(draft)]
                 for row, token in zip(rows, self.verify(draft, p, q, self.chance), strict=False):
                     row[token] = row.max() + CERTAIN
                 self.num_runs += 1

@@ -8,6 +8,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrow, Rectangle
 
+from twophase_labs.kit.draw import one_axes
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 BLUE, ORANGE, GREEN, PINK, SKY, VERMILION, YELLOW = COLOURS
@@ -56,7 +57,7 @@ def _draw_block(axes: Axes, column: int, row: int, text: str, one: bytes | None,
 
 def draw_first_tokens(computed: Sequence[int], seconds: Sequence[float], num_tokens: int) -> Figure:
     """Time to first token of prompts of one length, by how many of their tokens were still to be computed."""
-    figure, axes = plt.subplots(figsize=(7, 3.4), facecolor="white")
+    figure, axes = one_axes(7, 3.4, "What is found need not be computed")
     axes.plot(computed, [1000 * one for one in seconds], "o-", color=BLUE)
     fewest, floor_s = min(zip(computed, seconds, strict=True))
     floor_ms = 1000 * floor_s
@@ -64,8 +65,6 @@ def draw_first_tokens(computed: Sequence[int], seconds: Sequence[float], num_tok
     axes.annotate(f"{fewest} tokens: {floor_ms:.0f} ms", (num_tokens, floor_ms), (0, 4),
                   textcoords="offset points", ha="right", fontsize=9, color=INK)  # fmt: skip
     axes.set(xlabel=f"tokens computed of {num_tokens}", ylabel="time to first token (ms)", ylim=(0, None))
-    axes.set_title("What is found need not be computed", loc="left")
-    axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
     return figure
 

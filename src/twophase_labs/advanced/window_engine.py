@@ -18,6 +18,7 @@ from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
 from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_features.windows.windowed_cache import WindowedCache
 from twophase_labs.advanced.one_copy import open_llm
+from twophase_labs.kit.models import smollm2
 from twophase_tools.bench.perplexity import prose, step_logits
 
 BLOCK_SIZE = 16
@@ -47,13 +48,11 @@ class Reading:
     Attributes:
         losses: Surprise in nats at each token but the first.
         pages: Pages in use while each step computed, and the tokens that it brought the text to.
-        pool: Pages that there were.
     """
 
     losses: Float[Tensor, " n"]
     pages: tuple[int, ...]
     num_read: tuple[int, ...]
-    pool: int
 
     def perplexity(self, start: int = 0) -> float:
         """Of the tokens from position `start` on."""
@@ -99,7 +98,7 @@ def read(llm: LLM, token_ids: Sequence[int]) -> Reading:
         num_read.append(num_read[-1] + logits.shape[0])
         wanted = targets[start : start + logits.shape[0]]
         losses.append(F.cross_entropy(logits[: len(wanted)], wanted, reduction="none"))
-    return Reading(torch.cat(losses), tuple(pages), tuple(num_read[1:]), llm.scheduler.cache.num_blocks)
+    return Reading(torch.cat(losses), tuple(pages), tuple(num_read[1:]))
 
 
 TOLD, ANSWER = "The secret number of the lighthouse is", " 73914"
@@ -125,17 +124,18 @@ def surprises_at_fact(llm: LLM, distances: Iterable[int]) -> list[float]:
 
 
 @torch.inference_mode()
-def share_of_first_key(num_tokens: int = 256) -> Float[Tensor, "layers H"]:
-    """How much of its attention each head gives to the first token of a text, the mean over later queries."""
-    from twophase_labs.kit.models import smollm2
-
+def attention_weights(num_tokens: int) -> Float[Tensor, "layers H T T"]:
+    """Of SmolLM2, over the beginning of the text."""
     model, _ = smollm2()
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")  # the others do not show their weights
     try:
-        weights: Iterable[Tensor] = model.model(
-            torch.tensor([text_ids()[:num_tokens]]), output_attentions=True
-        ).attentions
+        weights = model.model(torch.tensor([text_ids()[:num_tokens]]), output_attentions=True).attentions
     finally:
         model.set_attn_implementation(before)
-    return torch.stack([layer[0, :, num_tokens // 2 :, 0].mean(-1) for layer in weights])
+    return torch.cat(weights)
+
+
+def share_of_first_key(num_tokens: int = 256) -> Float[Tensor, "layers H"]:
+    """How much of its attention each head gives to the first token of a text, the mean over later queries."""
+    return attention_weights(num_tokens)[:, :, num_tokens // 2 :, 0].mean(-1)

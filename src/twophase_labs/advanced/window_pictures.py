@@ -10,6 +10,7 @@ from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from twophase_labs.advanced.window_engine import Reading
+from twophase_labs.kit.draw import one_axes
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 BLUE, ORANGE, GREEN, _, _, VERMILION, _ = COLOURS
@@ -82,15 +83,13 @@ def draw_memory(
     distances: Sequence[int], bits: Mapping[str, Sequence[float]], window: int, guess_bits: float
 ) -> Figure:
     """Surprise at a fact, by how long ago it was told."""
-    figure, axes = plt.subplots(figsize=(8, 3.4), facecolor="white")
+    figure, axes = one_axes(8, 3.4, "Surprise at a number that was told (dotted: the window)")
     for (name, values), (colour, line, marker) in zip(bits.items(), (STYLES[0], STYLES[2]), strict=True):
         axes.plot(distances, values, line, marker=marker, color=colour, label=name)
     axes.axvline(window, color=LINE, linestyle=":")
     axes.axhline(guess_bits, color=LINE, linestyle="--")
     axes.text(distances[0], guess_bits, " any five digits", ha="left", va="bottom", color=INK)
     axes.set(xlabel="tokens ago", ylabel="surprise (bits)", ylim=(-1, None))
-    axes.set_title("Surprise at a number that was told (dotted: the window)", loc="left")
     axes.legend(frameon=False)
-    axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
     return figure

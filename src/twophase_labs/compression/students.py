@@ -1,14 +1,14 @@
 """What section 9 trains: a student of SmolLM2's first two layers, on a few stories that SmolLM2 wrote.
 
 The stories begin alike, each is drawn from SmolLM2's distribution at temperature 0.8, and the logits of every token are
-kept. Like the draft model of lab 5, the student reads with SmolLM2's embedding and has an output matrix for some tokens
-only: those in the stories, and SmolLM2's likeliest at each of their places.
+kept. The student reads with SmolLM2's embedding and has an output matrix for some tokens only: those in the stories,
+and SmolLM2's likeliest at each of their places.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal, final
 
 import matplotlib.pyplot as plt
 import torch
@@ -17,7 +17,6 @@ from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from twophase_labs.advanced.train_draft import DraftNetwork
 from twophase_labs.kit.draw import done
 from twophase_labs.kit.models import smollm2
 from twophase_tools.colours import COLOURS, INK
@@ -70,20 +69,45 @@ def stories() -> Stories:
     return Stories(ids, given.shape[1], types, logits[..., types], targets, mass)
 
 
-def make_student() -> DraftNetwork:
+@final
+class Student(nn.Module):
+    """A copy of the first layers of a Llama of transformers, whose embedding is shared, with an output matrix of the
+    tokens `types` only."""
+
+    def __init__(self, large: Any, types: Int[Tensor, " K"], num_layers: int = 2) -> None:
+        super().__init__()
+        config = large.config.__class__.from_dict(large.config.to_dict() | {"num_hidden_layers": num_layers})
+        with torch.device("meta"):
+            self.body = large.model.__class__(config)
+        self.body.to_empty(device="cpu")
+        self.body.rotary_emb = large.model.rotary_emb
+        self.body.layers.load_state_dict(large.model.layers[:num_layers].state_dict())
+        self.body.norm.load_state_dict(large.model.norm.state_dict())
+        self.body.embed_tokens = large.model.embed_tokens
+        self.head = nn.Linear(config.hidden_size, len(types), bias=False)
+        self.head.weight.data.copy_(large.lm_head.weight[types])
+        self.requires_grad_(True)
+        self.body.embed_tokens.requires_grad_(False)
+
+    def forward(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T K"]:
+        logits: Tensor = self.head(self.body(ids).last_hidden_state)
+        return logits
+
+
+def make_student() -> Student:
     """SmolLM2's first two layers and its final norm; not trained yet."""
-    return DraftNetwork(smollm2()[0], stories().types)
+    return Student(smollm2()[0], stories().types)
 
 
-def logits_of(student: DraftNetwork, rows: slice | Tensor) -> Float[Tensor, "B n K"]:
+def logits_of(student: Student, rows: slice | Tensor) -> Float[Tensor, "B n K"]:
     """At each place of these stories whose next token the teacher chose."""
     told = stories()
-    logits: Tensor = student.head(student(told.ids[rows, :-1])[:, told.num_given - 1 :])
+    logits: Tensor = student(told.ids[rows, :-1])[:, told.num_given - 1 :]
     return logits
 
 
 def train(
-    student: DraftNetwork,
+    student: Student,
     loss: Loss,
     on: Literal["logits", "tokens"],
 ) -> dict[int, float]:
@@ -119,7 +143,7 @@ def loss_on_tokens(logits: Float[Tensor, "B n K"], targets: Int[Tensor, "B n"]) 
 
 
 @torch.no_grad()
-def distance(student: DraftNetwork) -> float:
+def distance(student: Student) -> float:
     """KL of the teacher from the student in the stories that were kept back, in nats per token."""
     log_q = logits_of(student, slice(NUM_TRAINED, None)).log_softmax(-1)
     log_p = stories().logits[NUM_TRAINED:].log_softmax(-1)

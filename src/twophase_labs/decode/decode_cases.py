@@ -47,6 +47,20 @@ class DecodeCase:
         pages = self.pages[sequence]
         return [(pages[p // self.page], p % self.page) for p in range(self.lengths[sequence])]
 
+    def spoil_unused_slots(self) -> None:
+        """NaN into all that no sequence has: what lies past a last token, and other pages."""
+        is_used = torch.zeros(len(self.k_cache), self.page, dtype=torch.bool)
+        for sequence in range(len(self.lengths)):
+            for page, slot in self.slots(sequence):
+                is_used[page, slot] = True
+        for cache in (self.k_cache, self.v_cache):
+            cache.masked_fill_(~is_used[:, None, :, None], math.nan)
+
+    def level_scores(self, score: float) -> None:
+        """Make all scores alike, so that outputs are plain means of the values."""
+        self.q.fill_(score / self.q.shape[-1] / self.scale)
+        self.k_cache.fill_(1.0)
+
 
 def draw_pages(draw: Draw, lengths: Sequence[int], page: int, num_pages: int, first_page: int = 0) -> list[list[int]]:
     """Pages from `first_page` on for each length, in random order and none twice."""

@@ -79,24 +79,3 @@ class Decoder:
 def smollm2_decoder() -> Decoder:
     """SmolLM2-135M-Instruct in parts."""
     return Decoder(smollm2()[0])
-
-
-@cache
-def tiny_llama(seed: int = 0) -> Any:
-    """A random Llama of two layers, 6 query heads over 2 KV heads of 8 numbers, and 60 tokens; for checks."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=60,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        eos_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config).eval().requires_grad_(False)

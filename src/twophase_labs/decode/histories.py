@@ -29,7 +29,6 @@ class History:
         pool: With the interface of exercise 3.2.
         new_table: `new_table(pool, block_size)`, with the interface of exercise 3.3.
         fork, prepare_write: Those of exercise 3.4; without them sequences share full blocks only.
-        checks_books: Whether reference counts are compared with the live tables after each event.
 
     Attributes:
         events: What happened, in words.
@@ -47,12 +46,10 @@ class History:
         seed: int,
         fork: Callable[[Any], Any] | None = None,
         prepare_write: Callable[[Any], Sequence[tuple[int, int]]] | None = None,
-        checks_books: bool = True,
     ) -> None:
         self.pool, self.new_table = pool, new_table
         self.num_blocks, self.block_size = num_blocks, block_size
         self.fork, self.prepare_write = fork, prepare_write
-        self.checks_books = checks_books
         self.shadow = ShadowKV(num_blocks, block_size)
         self.live: list[Live] = []
         self.events: list[str] = []
@@ -159,8 +156,6 @@ class History:
         self.frames.append({sequence.name: list(sequence.table.block_ids) for sequence in self.live})
         for sequence in self.live:
             self.shadow.read(sequence.name, sequence.table, sequence.token_ids)
-        if not self.checks_books:
-            return
         holders = Counter(block for sequence in self.live for block in sequence.table.block_ids)
         for block_id in range(self.num_blocks):
             if self._owners()[block_id] != holders[block_id]:

@@ -34,18 +34,14 @@ def launch_paged_decode(
         block_tables, seq_lens: int32 [B, W] and [B]; every sequence has at least one token.
         scale: Factor on Q.K.
         out: [B, H, D] to write to; allocated by default.
-        block_n: Keys per tile, a power of two from 16; by default `keys_per_tile`.
+        block_n: Keys per tile, a power of two from 16; by default what fits into a GPU program's registers.
         options: `num_warps` and `num_stages`, on a GPU.
     """
     q = q.contiguous()
-    num_sequences, num_heads, head_dim = q.shape
-    _, num_kv_heads, page, _ = k_cache.shape
     out = torch.empty_like(q) if out is None else out
-    kernel[(num_sequences, num_kv_heads)](
+    kernel[(len(q), k_cache.shape[1])](
         q, k_cache, v_cache, block_tables, seq_lens, out, scale * LOG2_E, block_tables.stride(0),
-        H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
-        BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
-        BLOCK_N=block_n or keys_per_tile(k_cache), **options,
+        **_constants(q, k_cache, block_n), **options,
     )  # fmt: skip
     return out
 
@@ -72,24 +68,23 @@ def launch_paged_decode_split(
     """
     q = q.contiguous()
     num_sequences, num_heads, head_dim = q.shape
-    _, num_kv_heads, page, _ = k_cache.shape
     if partial is None or lse is None:
         partial = torch.empty(num_sequences, num_heads, num_splits, head_dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(num_sequences, num_heads, num_splits, dtype=torch.float32, device=q.device)
-    kernel[(num_sequences, num_kv_heads, num_splits)](
+    kernel[(num_sequences, k_cache.shape[1], num_splits)](
         q, k_cache, v_cache, block_tables, seq_lens, partial, lse, scale * LOG2_E, block_tables.stride(0),
-        H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
-        BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
-        BLOCK_N=block_n or keys_per_tile(k_cache),
+        **_constants(q, k_cache, block_n),
     )  # fmt: skip
     return partial, lse
 
 
-def rows_per_tile(group: int) -> int:
-    """Rows of a tile of query heads: `tl.dot` wants at least 16 and a power of two, however few heads there are."""
-    return max(16, next_power_of_2(group))
-
-
-def keys_per_tile(k_cache: Tensor) -> int:
-    """Keys that a program takes at once: what fits into a GPU program's registers without spills."""
-    return 64 if k_cache.shape[3] * k_cache.element_size() <= 256 else 16
+def _constants(q: Tensor, k_cache: Tensor, block_n: int | None) -> dict[str, int]:
+    """Arguments that a kernel is compiled for."""
+    (_, num_heads, head_dim), (_, num_kv_heads, page, _) = q.shape, k_cache.shape
+    group = num_heads // num_kv_heads
+    keys_that_fit = 64 if head_dim * k_cache.element_size() <= 256 else 16  # into a program's registers, without spills
+    return {
+        "H": num_heads, "H_KV": num_kv_heads, "D": head_dim, "PAGE": page, "BLOCK_N": block_n or keys_that_fit,
+        # `tl.dot` wants at least 16 rows and a power of two, however few heads there are.
+        "BLOCK_M": max(16, next_power_of_2(group)), "BLOCK_D": max(16, next_power_of_2(head_dim)),
+    }  # fmt: skip

@@ -74,8 +74,9 @@ def read(num_hay: int) -> Reading:
     model, _ = smollm2()
     ids = haystack(num_hay)
     layers = model.model(ids[None], use_cache=True).past_key_values.layers
-    keys, values = ([x[0].transpose(0, 1).contiguous() for x in kind] for kind in _kinds(layers))
-    return Reading(len(ids), tuple(keys), tuple(values))
+    keys = tuple(layer.keys[0].transpose(0, 1).contiguous() for layer in layers)
+    values = tuple(layer.values[0].transpose(0, 1).contiguous() for layer in layers)
+    return Reading(len(ids), keys, values)
 
 
 def ask(reading: Reading, stored: Stored | None = None) -> list[Answer]:
@@ -140,7 +141,3 @@ def relative_error(exact: Sequence[Tensor], stored: Stored) -> float:
     """Root mean square of what storing changed, over that of what was stored."""
     wrong = sum(float((stored(x) - x).square().sum()) for x in exact)
     return math.sqrt(wrong / sum(float(x.square().sum()) for x in exact))
-
-
-def _kinds(layers: Sequence[object]) -> tuple[list[Tensor], list[Tensor]]:
-    return [layer.keys for layer in layers], [layer.values for layer in layers]  # type: ignore[attr-defined]

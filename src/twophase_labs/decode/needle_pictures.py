@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from twophase_labs.decode.needle import DEPTHS, Answer
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
 
 MARKERS = ("o", "s", "^")
@@ -17,14 +17,12 @@ MARKERS = ("o", "s", "^")
 def draw_row_maxima(x: Float[Tensor, "T H_kv D"], title: str) -> Figure:
     """The largest magnitude of each token's row, head by head, and that of all rows."""
     maxima = x.abs().amax(-1)
-    figure, axes = plt.subplots(figsize=(9, 3.2), facecolor="white")
+    figure, axes = one_axes(9, 3.2, title)
     for head in range(maxima.shape[1]):
         axes.plot(maxima[:, head], MARKERS[head % 3], markersize=3.5, color=COLOURS[head], label=f"KV head {head}")
     axes.axhline(float(maxima.max()), color=INK, linestyle="--", linewidth=1, label="largest of all")
     axes.set(xlabel="token", ylabel="largest magnitude in its row", ylim=(0, None))
-    axes.set_title(title, loc="left")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.6))
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)
 
 

@@ -31,14 +31,12 @@ def random_pages(
     num_kv_heads: int = 2,
     group: int = 3,
     head_dim: int = 32,
-    num_blocks: int | None = None,
-    num_spare: int = 1,
     seed: int = 0,
 ) -> PagedInputs:
     """Random K and V everywhere, pages by lot, block tables padded with 0. Queries are large: a peaky softmax."""
     generator = torch.Generator().manual_seed(seed)
     num_pages = [-(-length // page) for length in lengths]
-    num_blocks = num_blocks or sum(num_pages) + num_spare
+    num_blocks = sum(num_pages) + 1
     order = torch.randperm(num_blocks, generator=generator)
     tables = torch.zeros(len(lengths), max(num_pages) + 1, dtype=torch.int32)
     start = 0

@@ -3,11 +3,10 @@
 import heapq
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_labs.machine.pictures import COLOURS, LINE
 
 TILE = 64  # keys
@@ -46,7 +45,7 @@ def makespan(lengths: Sequence[int], splits: Sequence[int], num_sms: int, num_kv
 
 def draw_plans(plans: Mapping[str, Sequence[int]], lengths: Sequence[int], num_sms: int) -> Figure:
     """Multiprocessors at work over time, a curve per plan."""
-    figure, axes = plt.subplots(figsize=(8.4, 3.4), facecolor="white")
+    figure, axes = one_axes(8.4, 3.4, "A step is over when its last program ends")
     for (name, splits), colour, style in zip(plans.items(), (COLOURS[3], COLOURS[0]), ("--", "-"), strict=False):
         ran = timeline(lengths, splits, num_sms)
         ends = max(end for _, end in ran)
@@ -54,7 +53,5 @@ def draw_plans(plans: Mapping[str, Sequence[int]], lengths: Sequence[int], num_s
         axes.step(np.arange(ends + 1), [*busy, 0], style, where="post", color=colour, label=f"{name}: {ends}")
     axes.axhline(num_sms, color=LINE, linewidth=1)
     axes.set(xlabel="time (of a tile)", ylabel="multiprocessors at work", ylim=(0, 1.12 * num_sms), xlim=(0, None))
-    axes.set_title("A step is over when its last program ends", loc="left")
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)

@@ -7,14 +7,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
 
 
 def draw_batching(step_s: Mapping[int, float], least_s: Mapping[int, float], ridge: int) -> Figure:
     """Measured tokens/s under the bound of weights, arithmetic and K/V; `ridge` is where the products meet the roof."""
     batches = sorted(step_s)
-    figure, axes = plt.subplots(figsize=(7.6, 4), facecolor="white")
+    figure, axes = one_axes(7.6, 4, "Decode: one read of the weights serves the whole batch")
     axes.loglog(batches, [b / least_s[b] for b in batches], "s--", color=COLOURS[5], label="bound, kernel by kernel")
     axes.loglog(batches, [b / step_s[b] for b in batches], "o-", color=COLOURS[0], label="measured")
     if ridge <= batches[-1]:
@@ -26,9 +26,7 @@ def draw_batching(step_s: Mapping[int, float], least_s: Mapping[int, float], rid
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="sequences in the batch", ylabel="tokens per second, all sequences")
-    axes.set_title("Decode: one read of the weights serves the whole batch", loc="left")
     axes.legend(frameon=False, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)
 
 
@@ -36,14 +34,12 @@ def draw_step_time(step_s: Mapping[int, float], a: float, b: float, least_a: flo
     """Step time against context with the fitted line, and the line that the bytes alone would need."""
     contexts = np.array(sorted(step_s))
     ends = np.array([0, contexts[-1]])
-    figure, axes = plt.subplots(figsize=(7.6, 3.8), facecolor="white")
+    figure, axes = one_axes(7.6, 3.8, "A decode step: a constant, and a price per token of context")
     axes.plot(contexts, [1e3 * step_s[int(t)] for t in contexts], "o", color=INK, label="measured, one sequence")
     axes.plot(ends, 1e3 * (a + b * ends), "-", color=COLOURS[0], label="fitted: a + b t")
     axes.plot(ends, 1e3 * (least_a + least_b * ends), "--", color=COLOURS[5], label="reading weights and K/V once")
     axes.set(xlabel="context t (tokens)", ylabel="time of a decode step (ms)", ylim=(0, None), xlim=(0, None))
-    axes.set_title("A decode step: a constant, and a price per token of context", loc="left")
     axes.legend(frameon=False, loc="upper left")
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)
 
 
@@ -68,7 +64,7 @@ def draw_reuse(batches: tuple[int, ...] = (1, 2, 4)) -> Figure:
 def draw_closing(per_token_s: Mapping[int, float], first_s: float, arithmetic_s: float) -> Figure:
     """Milliseconds per token against the batch, between what the lab began with and the arithmetic of a token."""
     batches = sorted(per_token_s)
-    figure, axes = plt.subplots(figsize=(7.6, 3.6), facecolor="white")
+    figure, axes = one_axes(7.6, 3.6, "One token of SmolLM2, alone and in company")
     axes.plot(batches, [1e3 * per_token_s[b] for b in batches], "o-", color=INK, label="with your work")
     axes.axhline(1e3 * first_s, color=COLOURS[0], linestyle="--", label="the first cell: one sequence")
     axes.axhline(1e3 * arithmetic_s, color=COLOURS[5], linestyle=":", linewidth=2, label="its arithmetic")
@@ -76,7 +72,5 @@ def draw_closing(per_token_s: Mapping[int, float], first_s: float, arithmetic_s:
     axes.set_xticks(batches, [str(b) for b in batches])
     axes.set(xlabel="sequences in the step", ylabel="time per token (ms)")
     axes.set_ylim(0, 1.45e3 * max(first_s, *per_token_s.values()))
-    axes.set_title("One token of SmolLM2, alone and in company", loc="left")
     axes.legend(frameon=False, loc="upper right")
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from twophase import LLM, SamplingParams
 from twophase_labs.decode.tiny_llama import tiny_llama
 from twophase_labs.kit import ceilings
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_labs.kit.timing import Timed
 from twophase_labs.machine.pictures import COLOURS, INK
 
@@ -90,7 +89,7 @@ class _Counter(TorchDispatchMode):
 
 def draw_times(times_s: Mapping[str, float], title: str) -> Figure:
     """One bar per way of arriving at a step's time."""
-    figure, axes = plt.subplots(figsize=(8, 0.9 + 0.5 * len(times_s)), facecolor="white")
+    figure, axes = one_axes(8, 0.9 + 0.5 * len(times_s), title)
     longest = max(times_s.values())
     for row, (elapsed_s, colour) in enumerate(zip(times_s.values(), COLOURS, strict=False)):
         axes.barh(row, 1e3 * elapsed_s, 0.65, color=colour)
@@ -98,19 +97,15 @@ def draw_times(times_s: Mapping[str, float], title: str) -> Figure:
     axes.set_yticks(range(len(times_s)), list(times_s))
     axes.set(xlabel="time of one decode step (ms)", xlim=(0, 1e3 * longest * 1.14))
     axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, loc="left")
     return done(figure)
 
 
 def draw_step_times(curves: Mapping[str, tuple[list[int], list[float]]]) -> Figure:
     """Milliseconds of a step against the tokens already there, one line per way of computing it."""
-    figure, axes = plt.subplots(figsize=(7.2, 3.6), facecolor="white")
+    figure, axes = one_axes(7.2, 3.6, "What one more token costs")
     for (name, (lengths, elapsed_s)), colour, style in zip(curves.items(), COLOURS, ("o", "s"), strict=False):
         axes.plot(lengths, [1e3 * s for s in elapsed_s], style, markersize=5, color=colour, label=name)
     axes.set(xlabel="tokens in the text", ylabel="time of the step (ms)")
     axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("What one more token costs", loc="left")
     axes.legend(frameon=False)
     return done(figure)

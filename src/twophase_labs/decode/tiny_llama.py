@@ -1,16 +1,15 @@
 """A narrow Llama with random weights, in a folder, for checks that need a whole engine at once."""
 
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from twophase_labs.kit.models import saved
+
 VOCAB = 131
 NUM_LAYERS = 2
-
-_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
 
 
 @cache
@@ -20,7 +19,6 @@ def tiny_llama(num_layers: int = NUM_LAYERS) -> tuple[Path, Any]:
     Weights are large enough for a peaky softmax, or attention could ignore Q and K unnoticed.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.utils import logging
 
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -41,10 +39,4 @@ def tiny_llama(num_layers: int = NUM_LAYERS) -> tuple[Path, Any]:
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(std=0.5 if "embed" in name else 2 * parameter.shape[-1] ** -0.5)
-    _folders.append(tempfile.TemporaryDirectory(prefix="twophase-tiny-"))
-    logging.disable_progress_bar()
-    try:
-        model.save_pretrained(_folders[-1].name)
-    finally:
-        logging.enable_progress_bar()
-    return Path(_folders[-1].name), model
+    return saved(model), model

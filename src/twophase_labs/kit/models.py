@@ -1,6 +1,8 @@
 """The models of the labs, loaded once per process. transformers is imported when a model is asked for, not before."""
 
+import tempfile
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,8 +32,8 @@ def smollm2() -> tuple[Any, Any]:
 
 
 @cache
-def random_llama(seed: int = 0, width: int = 64) -> Any:
-    """A Llama of one layer (`width` wide, 2 heads, 100 tokens, 2,048 positions) with random weights and no end token.
+def random_llama(seed: int = 0, width: int = 64, num_layers: int = 1, num_heads: int = 2, num_kv_heads: int = 2) -> Any:
+    """A Llama (`width` wide, 100 tokens, 2,048 positions) with random weights and no end token.
 
     The weights are large enough for its likeliest tokens to vary; it is built like SmolLM2 and is called like it.
     """
@@ -41,8 +43,9 @@ def random_llama(seed: int = 0, width: int = 64) -> Any:
         vocab_size=100,
         hidden_size=width,
         intermediate_size=4 * width,
-        num_hidden_layers=1,
-        num_attention_heads=2,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
         max_position_embeddings=2048,
         initializer_range=0.3,
         eos_token_id=None,
@@ -50,6 +53,22 @@ def random_llama(seed: int = 0, width: int = 64) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
+
+
+def saved(model: Any) -> Path:
+    """A folder with this model of transformers, as the engine reads it."""
+    from transformers.utils import logging
+
+    _folders.append(tempfile.TemporaryDirectory(prefix="twophase-model-"))
+    logging.disable_progress_bar()  # it would be recorded in the notebook
+    try:
+        model.save_pretrained(_folders[-1].name)
+    finally:
+        logging.enable_progress_bar()
+    return Path(_folders[-1].name)
 
 
 def transformers_greedy(

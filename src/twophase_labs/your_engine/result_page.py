@@ -11,11 +11,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from twophase_labs.kit.draw import bar_panels
 from twophase_labs.machine.own_parts import OwnParts
 from twophase_labs.machine.progress import DIRECTORY_VARIABLE
 from twophase_labs.your_engine.engine import Result
 from twophase_tools.bench.machine import cpu_name
-from twophase_tools.colours import COLOURS, INK
 
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
@@ -27,18 +27,12 @@ table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .2rem .9re
 
 def draw_ways(results: Mapping[str, Result]) -> Figure:
     """Steps, tokens per second and median time to first token: a panel each, a bar for each engine."""
-    figure, panels = plt.subplots(1, 3, figsize=(10.5, 0.9 + 0.42 * len(results)), sharey=True)
-    columns: tuple[tuple[str, list[float], str], ...] = (
-        ("steps", [float(one.num_steps) for one in results.values()], "{:.0f}"),
-        ("tokens per second", [one.tokens_per_s for one in results.values()], "{:.1f}"),
-        ("median time to first token (ms)", [1e3 * one.median_ttft_s for one in results.values()], "{:.0f}"),
-    )
-    for axes, (label, values, form), colour in zip(panels, columns, COLOURS, strict=False):
-        bars = axes.barh(list(results), values, 0.7, color=colour, edgecolor=INK, linewidth=0.5)
-        axes.bar_label(bars, [f" {form.format(value)}" for value in values], fontsize=9, color=INK)
-        axes.set(xlabel=label, xlim=(0, 1.25 * max(values)))
-        axes.spines[["right", "top"]].set_visible(False)
-    panels[0].invert_yaxis()
+    columns: dict[str, tuple[list[float], str]] = {
+        "steps": ([one.num_steps for one in results.values()], "{:.0f}"),
+        "tokens per second": ([one.tokens_per_s for one in results.values()], "{:.1f}"),
+        "median time to first token (ms)": ([1e3 * one.median_ttft_s for one in results.values()], "{:.0f}"),
+    }
+    figure, _ = bar_panels(results, columns, "")
     figure.tight_layout()
     return figure
 

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from twophase_labs.advanced.guided_machine import CITY_RECORD, PRICE, Machine, Piece, chain, literal
+from twophase_labs.advanced.guided_machine import CITY_RECORD, PRICE, Machine, Piece, chain, literal, trie_of
 
 
 def reads(machine: Machine, text: str) -> bool:
@@ -49,3 +49,14 @@ def test_price(text):
 def test_city_record(city, number):
     is_right = bool(re.fullmatch("[A-Za-z]{1,16}", city) and re.fullmatch("[1-9][0-9]{0,7}", number))
     assert reads(CITY_RECORD, f'{{"city": "{city}", "inhabitants": {number}}}') == is_right
+
+
+def test_a_trie_has_every_token_once():
+    texts = ["a", "ab", "", "abc", "ab", "é"]
+    found = []
+    to_visit = [("", trie_of(texts))]
+    while to_visit:
+        text, node = to_visit.pop()
+        found += [(one, text) for one in node.token_ids]
+        to_visit += [(text + char, child) for char, child in node.children.items()]
+    assert sorted(found) == [(i, text) for i, text in enumerate(texts) if text]

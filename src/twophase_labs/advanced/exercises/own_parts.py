@@ -1,6 +1,5 @@
 """The capstone: what stands between a learner's parts and the engine."""
 
-from collections import OrderedDict
 from typing import Any
 
 from twophase import SamplingParams
@@ -14,6 +13,7 @@ from twophase_labs.advanced.exercises.guided_decoding import (
     state_after,
     tokens_for,
 )
+from twophase_labs.advanced.exercises.prefix_store import Plain
 from twophase_labs.advanced.guided_machine import PRICE, Machine, chain
 from twophase_labs.decode.tiny_llama import VOCAB, tiny_llama
 from twophase_labs.machine.checks import Draw, amount, compare, reject
@@ -136,46 +136,6 @@ def counts_drafts(answer: Any, draw: Draw, form: str) -> None:
         expect_allowed(answer, machine, state, draw.integers(0, len(texts), draw.integer(0, 6)).tolist(), texts)
 
 
-class PlainStore:
-    """Like `PrefixStore`: what was used least recently is overwritten first."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self._users = [0] * num_blocks
-        self._free: OrderedDict[int, Any] = OrderedDict((block, None) for block in range(num_blocks))
-        self._block_of: dict[Any, int] = {}
-
-    def lookup(self, hashes: list[Any]) -> list[int]:
-        blocks = []
-        for name in hashes:
-            if name not in self._block_of:
-                break
-            blocks.append(self._block_of[name])
-        return blocks
-
-    def open(self, hashes: list[Any], num_blocks: int) -> tuple[list[int], int]:
-        blocks = self.lookup(hashes)
-        num_hit = len(blocks)
-        for block in blocks:
-            self._users[block] += 1
-            self._free.pop(block, None)
-        while len(blocks) < num_blocks:
-            block, old = self._free.popitem(last=False)
-            if old is not None:
-                del self._block_of[old]
-            self._users[block] = 1
-            blocks.append(block)
-        self._block_of.update(zip(hashes, blocks, strict=False))
-        return blocks, num_hit
-
-    def close(self, blocks: list[int], hashes: list[Any]) -> None:
-        for index in reversed(range(len(blocks))):
-            self._users[blocks[index]] -= 1
-            if self._users[blocks[index]] == 0:
-                name = hashes[index] if index < len(hashes) else None
-                self._free[blocks[index]] = name
-                self._free.move_to_end(blocks[index], last=name is not None)
-
-
 def hashes_of(token_ids: Any, block_size: int, salt: str = "") -> list[bytes]:
     parent, names = salt_digest(salt), []
     for end in range(block_size, len(token_ids) + 1, block_size):
@@ -193,7 +153,7 @@ def serves_the_same(answer: Any, draw: Draw) -> None:
     prompts = [head, head, *([*head[: 4 * i], *draw.integers(3, VOCAB, 3).tolist()] for i in range(5))]
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     requests = [Asked({"prompt_token_ids": prompt}, params) for prompt in prompts]
-    store = PlainStore, hashes_of, answer.names_to_ask
+    store = Plain, hashes_of, answer.names_to_ask
     plain = serve(open_engine(model=folder, **OPTIONS), requests, every=0)
     for every in (0, 3):
         own = serve(open_engine(model=folder, store=store, **OPTIONS), requests, every=every)

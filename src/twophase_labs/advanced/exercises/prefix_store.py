@@ -193,17 +193,21 @@ class Plain:
     """The oracle: looks at every block each time, and keeps a date of its last use."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.holds: list[str | None] = [None] * num_blocks
+        self.holds: list[Any] = [None] * num_blocks
         self.freed = [-1] * num_blocks
         self.users = [0] * num_blocks
         self.clock = 0
 
-    def open(self, hashes: Sequence[str], num_blocks: int) -> tuple[list[int], int]:
+    def lookup(self, hashes: Sequence[Any]) -> list[int]:
         blocks: list[int] = []
         for one in hashes:
             if one not in self.holds:
                 break
             blocks.append(self.holds.index(one))
+        return blocks
+
+    def open(self, hashes: Sequence[Any], num_blocks: int) -> tuple[list[int], int]:
+        blocks = self.lookup(hashes)
         num_hit = len(blocks)
         for block in blocks:
             self.users[block] += 1
@@ -215,7 +219,7 @@ class Plain:
             blocks.append(block)
         return blocks, num_hit
 
-    def close(self, blocks: Sequence[int]) -> None:
+    def close(self, blocks: Sequence[int], hashes: Sequence[Any] = ()) -> None:
         for block in reversed(blocks):
             self.users[block] -= 1
             self.clock += 1

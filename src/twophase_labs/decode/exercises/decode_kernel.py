@@ -171,10 +171,9 @@ def survives_any_level(answer: Any, draw: Draw, score: int | None) -> None:
         case = random_case(draw, [40, 23], heads=3, kv_heads=1, dim=16, page=8, peak=200)
         what, tolerance = "the output, with scores of several hundred,", 1e-2
     else:
-        # All scores alike, far from 0, and a last tile that is not full: the plain mean of the values.
+        # Far from 0, and a last tile that is not full.
         case = random_case(draw, [21, 3], heads=3, kv_heads=1, dim=16, page=8)
-        case.q.fill_(score / 16 / case.scale)
-        case.k_cache.fill_(1.0)
+        case.level_scores(score)
         what, tolerance = f"the output, with all scores at {score:,},", 1e-4
     expected, _ = naive_decode(case)
     got = run_kernel(answer.paged_decode_kernel, case)
@@ -187,15 +186,10 @@ def survives_any_level(answer: Any, draw: Draw, score: int | None) -> None:
 def keeps_stale_slots_out(answer: Any, draw: Draw, lengths: list[int]) -> None:
     """A weight of 0 times NaN is NaN: what a slot past the end holds must not be loaded at all, neither from K nor
     from V."""
-    # What lies past the last token or in other pages is NaN: a page given back is not wiped. Page 0 is all NaN.
+    # A page given back is not wiped; page 0, with which tables are padded, is nobody's.
     case = random_case(draw, lengths, heads=3, kv_heads=1, dim=16, page=4, first_page=1)
     expected, _ = naive_decode(case)
-    used = {slot for sequence in range(len(lengths)) for slot in case.slots(sequence)}
-    for cache in (case.k_cache, case.v_cache):
-        for page in range(cache.shape[0]):
-            for slot in range(case.page):
-                if (page, slot) not in used:
-                    cache[page, :, slot] = float("nan")
+    case.spoil_unused_slots()
     got = run_kernel(answer.paged_decode_kernel, case)
     finite(got, "the output, with NaN in unused slots,", OUT_AXES)
     compare(got, expected, what="the output, with NaN in unused slots,", axes=OUT_AXES, atol=1e-4)

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase_labs.decode.decoder import Decoder, LayerCache, tiny_llama
+from twophase_labs.decode.decoder import Decoder, LayerCache
+from twophase_labs.kit.models import random_llama
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import cases, exercise
 
@@ -25,7 +26,13 @@ STEP.hints = (
     "    x = model.finish(layer, x, model.attend(q, k, v))\nreturn model.logits(...)[0], ...",
 )
 
+VOCAB = 100
 KV_AXES = ("KV head", "position", "feature")
+
+
+def tiny_llama(seed: int = 0) -> Any:
+    """Two layers, 6 query heads over 2 KV heads of 8 numbers."""
+    return random_llama(seed, 48, num_layers=2, num_heads=6, num_kv_heads=2)
 
 
 class WatchedDecoder(Decoder):
@@ -68,7 +75,7 @@ def call(answer: Any, decoder: Decoder, ids: Tensor, cache: Any) -> tuple[Any, A
 
 
 def text(draw: Draw, lengths: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    ids = draw.integers(0, 60, sum(lengths))
+    ids = draw.integers(0, VOCAB, sum(lengths))
     return ids, ids.split(lengths)
 
 
@@ -77,12 +84,12 @@ def gives_one_row(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
     """`model.logits(rows)` gives a row for each row it gets; only the last row's prediction is news."""
     _, pieces = text(draw, lengths)
     logits, _ = run_pieces(answer, Decoder(tiny_llama()), pieces)
-    if not isinstance(logits, Tensor) or logits.shape != (60,):
+    if not isinstance(logits, Tensor) or logits.shape != (VOCAB,):
         shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         num_new = len(pieces[-1])
         reject(
-            f"the logits have shape {shape}, expected [60] (the vocabulary)"
-            + (": a vector, not a matrix of one row" if shape == [1, 60] else ""),
+            f"the logits have shape {shape}, expected [{VOCAB}] (the vocabulary)"
+            + (": a vector, not a matrix of one row" if shape == [1, VOCAB] else ""),
             f"{num_new} new token{'s' * (num_new > 1)}; only the last predicts a token that is not known yet",
         )
 
@@ -164,7 +171,7 @@ def knows_one_text_from_another(answer: Any, draw: Draw) -> None:
     """All that a step may know of the past is in the cache it is given."""
     # Two texts of different lengths in turn on one model, and on another model between them.
     decoder, other = Decoder(tiny_llama()), Decoder(tiny_llama(1))
-    texts = [draw.integers(0, 60, length) for length in (9, 6, 7)]
+    texts = [draw.integers(0, VOCAB, length) for length in (9, 6, 7)]
     owners = (decoder, decoder, other)
     caches = [call(answer, owner, ids[:-2], owner.empty_cache())[1] for ids, owner in zip(texts, owners, strict=True)]
     for number, (ids, owner, cache) in enumerate(zip(texts, owners, caches, strict=True)):

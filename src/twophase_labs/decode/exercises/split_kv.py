@@ -144,10 +144,8 @@ def adds_up_to_the_whole(answer: Any, draw: Draw, lengths: list[int], heads: int
 @SPLIT.check("keeps the level of the scores", score=(300, -300))
 def keeps_the_level(answer: Any, draw: Draw, score: int) -> None:
     """2 to the power of several hundred is no float: the maximum stays outside of the logarithm, and is added to it."""
-    # All scores alike, far from 0: the LSE is that far from 0, and the outputs are plain means.
     case = random_case(draw, [21, 40], heads=3, kv_heads=1, dim=16, page=8)
-    case.q.fill_(score / 16 / case.scale)
-    case.k_cache.fill_(1.0)
+    case.level_scores(score)  # far from 0, and so is the LSE
     out, lse = naive_decode(case)
     partial, partial_lse = run_split_kernel(answer.paged_decode_split_kernel, case, 2)
     finite(partial_lse[1], f"an LSE, with all scores at {score:,},", ("head", "split"))
@@ -162,11 +160,7 @@ def keeps_unused_slots_out(answer: Any, draw: Draw) -> None:
     """`hi` is all that `attend_tiles` knows of the end: it must never be past the last token."""
     case = random_case(draw, [21, 3], heads=3, kv_heads=1, dim=16, page=4, first_page=1)
     expected, _ = naive_decode(case)
-    used = {slot for sequence in range(2) for slot in case.slots(sequence)}
-    for cache in (case.k_cache, case.v_cache):
-        for page in range(cache.shape[0]):
-            for slot in set(range(4)) - {s for p, s in used if p == page}:
-                cache[page, :, slot] = math.nan
+    case.spoil_unused_slots()
     partial, lse = run_split_kernel(answer.paged_decode_split_kernel, case, 3)
     finite(partial, "a partial output, with NaN in unused slots,", AXES["partial"])
     what = "the output of all splits together, with NaN in unused slots,"
