@@ -26,7 +26,7 @@ class Site:
     file: str
     line: int
     what: str  # 'load', 'store', 'atomic', 'assert' or 'loop'
-    argument: str  # the pointer argument's name; '' if it cannot be traced
+    argument: int  # which one an access is to; -1 if its pointer cannot be traced to one
     message: str = ""  # an assertion's
 
 
@@ -121,13 +121,15 @@ class Kernel:
             self.out.append(f"{kind_of(value.type.element).value} {name};")
         return name
 
-    def site(self, op: Op, what: str, pointer: Value | None, message: str = "") -> str:
-        """The arguments `kind, argument, line, site` of a check."""
-        argument = None if pointer is None else self.plan.argument_of(pointer)
-        name = "" if argument is None else self.function.arguments[argument].name
-        self.sites.append(Site(op.file, op.line, what, name, message))
-        number = -1 if argument is None else argument
-        return f"FAULT_{what.upper()}, {number}, {op.line}, {len(self.sites) - 1}"
+    def site(self, op: Op, what: str, argument: int = -1, message: str = "") -> int:
+        """The number of a place that a checked launch may name."""
+        self.sites.append(Site(op.file, op.line, what, argument, message))
+        return len(self.sites) - 1
+
+    def access(self, op: Op, what: str, pointer: Value) -> str:
+        """The last arguments of the check of an access, see access.h: `argument, site, bytes`."""
+        argument, num_bytes = self.plan.argument_of(pointer), kind_of(pointer.type.pointee).num_bytes
+        return f"{argument}, {self.site(op, what, argument)}, {num_bytes}"
 
     # ---- elements
 
