@@ -47,11 +47,10 @@ def run_checked(launcher: Any, grid: tuple[int, int, int], values: Sequence[Any]
     """
     tensors = [values[place] if is_pointer else None for place, is_pointer in launcher.places]
     extents = [Extent() if tensor is None else Extent(tensor.data_ptr(), span_bytes(tensor)) for tensor in tensors]
-    checks = (Extent * len(extents))(*extents), Fault(site=-1), ctypes.c_int32(0)
-    _, fault, stop = checks
-    in_time = _run_until(
-        launcher.packed(grid, values, *map(ctypes.addressof, checks)), stop, launcher.driver.time_limit_s
-    )
+    fault, stop = Fault(site=-1), ctypes.c_int32(0)
+    checks = (Extent * len(extents))(*extents), fault, stop
+    packed = launcher.packed(grid, values, *map(ctypes.addressof, checks))
+    in_time = _run_until(packed, stop, launcher.driver.time_limit_s)
     if fault.failed:
         _raise(launcher, fault, tensors)
     if not in_time:

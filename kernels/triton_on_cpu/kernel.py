@@ -339,7 +339,7 @@ def _times(factor: int | str, number: str) -> int | str:
 
 def _combined(name: str, a: Affine, b: Affine) -> Affine | None:
     level = max(a.level, b.level)
-    rest = f"((int64_t){a.rest} {elements.INTEGER_INFIX[name.split('.')[1]]} (int64_t){b.rest})"
+    rest = f"((int64_t){a.rest} {elements.WRAPPING[name.split('.')[1]]} (int64_t){b.rest})"
     if name != "arith.muli":
         sign = "1" if name == "arith.addi" else "-1"
         return Affine(_summed(a.factors, {x: _times(factor, sign) for x, factor in b.factors.items()}), rest, level)

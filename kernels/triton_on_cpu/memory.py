@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 
 from triton_on_cpu import elements
-from triton_on_cpu.elements import KINDS, kind_of
+from triton_on_cpu.elements import kind_of
 from triton_on_cpu.kernel import Address, Kernel, assignment
 from triton_on_cpu.nest import Index, Nest
 from triton_on_cpu.plan import bases
@@ -70,7 +70,7 @@ def conditions(kernel: Kernel, nest: Nest, mask: Value | None, indices: list[Ind
 
 
 def bound_of(kernel: Kernel, nest: Nest, value: Value, indices: list[Index]) -> tuple[str, str] | None:
-    """A comparison of the innermost index as ('low', the first index within), ('high', the first beyond) or ('always', '')."""
+    """A comparison of the innermost index: ('low', the first within), ('high', the first beyond it) or ('always', '')."""
     op = value.op
     if value in kernel.array or op.name != "arith.cmpi" or op.keyword not in MIRRORED:
         return None
