@@ -79,7 +79,7 @@ FLOAT_COMPARISONS = {
     "oeq": "{a} == {b}", "ogt": "{a} > {b}", "oge": "{a} >= {b}", "olt": "{a} < {b}", "ole": "{a} <= {b}",
     "one": "({a} < {b}) | ({a} > {b})", "ord": "({a} == {a}) & ({b} == {b})",
     "ueq": "!(({a} < {b}) | ({a} > {b}))", "ugt": "!({a} <= {b})", "uge": "!({a} < {b})", "ult": "!({a} >= {b})",
-    "ule": "!({a} > {b})", "une": "{a} != {b}", "uno": "({a} != {a}) | ({b} != {b})",
+    "ule": "!({a} > {b})", "une": "{a} != {b}", "uno": "({a} != {a}) | ({b} != {b})", "true": "1", "false": "0",
 }  # fmt: skip
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 WRAPPING = {"addi": "+", "subi": "-", "muli": "*"}
@@ -216,8 +216,6 @@ def _compare_integers(op: Op, name: str, x: list[str]) -> str:
 
 
 def _compare_floats(op: Op, name: str, x: list[str]) -> str:
-    if op.keyword in ("true", "false"):
-        return "1" if op.keyword == "true" else "0"
     return f"({FLOAT_COMPARISONS[op.keyword].format(a=x[0], b=x[1])})"
 
 
@@ -258,13 +256,10 @@ def _bitcast(op: Op, name: str, x: list[str]) -> str:
     if target.startswith("ptr<"):
         return f"({kind_of(target).value})({x[0]})"
     a, b = KINDS[source], KINDS[target]
-    if not a.is_float and not b.is_float:
-        return f"({b.value}){x[0]}"
-    if a.is_float and b.is_float and source != target:  # bf16 and fp16
-        return f"{b.load}({a.store}({x[0]}))"
-    if a.is_float:
-        return f"(int16_t){a.store}({x[0]})" if a.store else f"bits_of_{source}({x[0]})"
-    return f"{b.load}((uint16_t){x[0]})" if b.load else f"{target}_of_bits({x[0]})"
+    bits = x[0] if not a.is_float else f"{a.store}({x[0]})" if a.store else f"bits_of_{source}({x[0]})"
+    if not b.is_float:
+        return f"({b.value}){bits}"
+    return f"{b.load}((uint16_t){bits})" if b.load else f"{target}_of_bits({bits})"
 
 
 def _inline_ptx(op: Op, name: str, x: list[str]) -> str:

@@ -4,10 +4,10 @@ import ctypes
 import struct
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from triton_on_cpu.checks import run_checked
+from triton_on_cpu.compile import load
 from triton_on_cpu.errors import CompilerError, TritonOnCpuError
 from triton_on_cpu.pool import num_threads, pool
 
@@ -92,15 +92,7 @@ def _load(metadata: Any) -> ctypes.CDLL:
     path = next((path for name, path in files.items() if name.endswith(".so")), None)
     if path is None:
         raise CompilerError(f"Triton's cache has lost {metadata.name} since it was compiled. Start Python again.")
-    try:
-        return ctypes.CDLL(path)
-    except OSError as error:
-        for file in files.values():
-            Path(file).unlink(missing_ok=True)
-        raise CompilerError(
-            f"{metadata.name} in Triton's cache does not load ({error}). It was removed: start Python again, which "
-            "compiles it anew."
-        ) from error
+    return load(path, metadata.name, files.values())
 
 
 class Clock:

@@ -70,7 +70,7 @@ def conditions(kernel: Kernel, nest: Nest, mask: Value | None, indices: list[Ind
 
 
 def bound_of(kernel: Kernel, nest: Nest, value: Value, indices: list[Index]) -> tuple[str, str] | None:
-    """A comparison of the innermost index: ('low', the first within), ('high', the first beyond it) or ('always', '')."""
+    """A comparison of the innermost index: ('low', first index within), ('high', first beyond it) or ('always', '')."""
     op = value.op
     if value in kernel.array or op.name != "arith.cmpi" or op.keyword not in MIRRORED:
         return None

@@ -192,7 +192,7 @@ MUTANTS = [
     ("NaN is a limit", "triton_on_cpu.driver", "not time_limit_s > 0:", "time_limit_s <= 0:", check_time_limits),
     ("devices not looked at", LAUNCH, 'if is_tensor and not getattr(values[place], "is_cpu", False):', "if False:", check_devices),
     ("torch's threads whatever is set", "triton_on_cpu.pool", "return _num_threads or torch", "return torch", check_threads),
-    ("what does not load stays", LAUNCH, "Path(file).unlink(missing_ok=True)", "pass", check_lost_files),
+    ("only the library is removed", LAUNCH, "metadata.name, files.values())", "metadata.name, [])", check_lost_files),
 ]  # fmt: skip
 
 
