@@ -126,11 +126,6 @@ class Kernel:
         self.sites.append(Site(op.file, op.line, what, argument, message))
         return len(self.sites) - 1
 
-    def access(self, op: Op, what: str, pointer: Value) -> str:
-        """The last arguments of the check of an access, see access.h: `argument, site, bytes`."""
-        argument, num_bytes = self.plan.argument_of(pointer), kind_of(pointer.type.pointee).num_bytes
-        return f"{argument}, {self.site(op, what, argument)}, {num_bytes}"
-
     # ---- elements
 
     def sources(self, value: Value, indices: list[Index]) -> tuple[Value, list[Index]] | None:

@@ -20,6 +20,7 @@ from triton_on_cpu.nest import Index, Nest
 from triton_on_cpu.plan import bases
 from triton_on_cpu.ttir import Op, Value
 
+ACCESSES = {"tt.load": "load", "tt.store": "store", "tt.atomic_rmw": "atomic", "tt.atomic_cas": "atomic"}
 MIRRORED = {"slt": "sgt", "sle": "sge", "sgt": "slt", "sge": "sle"}
 ATOMICS = {"f32": ("fadd", "exch"), **dict.fromkeys(("i32", "i64"), ("add", "max", "min", "exch", "cas"))}
 
@@ -106,14 +107,24 @@ def bound_rows(kernel: Kernel, nest: Nest, mask: Mask, with_rows: bool) -> None:
     nest.low, nest.high = low, high
 
 
-def check_row(nest: Nest, address: Address, access: str) -> None:
-    """A row whose elements are a fixed step apart is checked as a whole; a bad one is left out."""
-    test = f"ROW_WITHIN({address.base}, {nest.low}, {nest.high}, {address.step}, {access})"
-    nest.lines[nest.row_level].append(f"if ({nest.high} > {nest.low} && !{test}) {nest.high} = {nest.low};")
+def verified(
+    kernel: Kernel, nest: Nest, op: Op, address: Address, needed: list[str], by_row: bool = False
+) -> list[str]:
+    """The conditions on an element, with what a checked kernel verifies of the access `op`.
 
-
-def check_element(address: Address, access: str) -> str:
-    return f"WITHIN({address.base} + {address.at}, {access})"
+    `by_row`: A row without conditions, whose elements are a fixed step apart, is verified as a whole, and a bad one
+    left out.
+    """
+    if not kernel.checked:
+        return needed
+    pointer = op.operands[0]
+    argument, num_bytes = kernel.plan.argument_of(pointer), kind_of(pointer.type.pointee).num_bytes
+    access = f"{argument}, {kernel.site(op, ACCESSES[op.name], argument)}, {num_bytes}"
+    if by_row and not needed and nest.depth and isinstance(address.step, int):
+        row = f"ROW_WITHIN({address.base}, {nest.low}, {nest.high}, {address.step}, {access})"
+        nest.lines[nest.row_level].append(f"if ({nest.high} > {nest.low} && !{row}) {nest.high} = {nest.low};")
+        return []
+    return [*needed, f"WITHIN({address.base} + {address.at}, {access})"]
 
 
 def contiguous_dimension(kernel: Kernel, pointer: Value) -> int | None:
@@ -136,9 +147,7 @@ def load_element(kernel: Kernel, nest: Nest, op: Op, indices: list[Index]) -> st
     element = op.result.type.element
     address = kernel.address(nest, pointer, indices if pointer.type.shape else [])
     of_mask = conditions(kernel, nest, rest[0] if rest else None, indices)
-    needed = [kernel.element(nest, value, at) for value, at in of_mask]
-    if kernel.checked:
-        needed.append(check_element(address, kernel.access(op, "load", pointer)))
+    needed = verified(kernel, nest, op, address, [kernel.element(nest, value, at) for value, at in of_mask])
     text = kind_of(element).loaded(f"{address.base}[{address.at}]")
     if not needed:
         return text
@@ -181,12 +190,8 @@ def _fill_by_load(kernel: Kernel, op: Op, name: str) -> None:
     if is_bounded:
         bound_rows(kernel, nest, mask, with_rows=True)
     text = kind.loaded(f"{address.base}[{address.at}]")
-    if kernel.checked:
-        access = kernel.access(op, "load", pointer)
-        if isinstance(address.step, int):
-            check_row(nest, address, access)
-        else:
-            text = f"{check_element(address, access)} ? {text} : 0"
+    if needed := verified(kernel, nest, op, address, [], by_row=True):
+        text = f"{needed[0]} ? {text} : 0"
     nest.add(assignment(name, value.type, nest.indices, text))
     twin = None if kernel.checked or address.step != 1 else _twin(kernel, op)
     if twin is not None:
@@ -234,13 +239,7 @@ def store(kernel: Kernel, op: Op) -> None:
     if mask.lows or mask.highs or (kernel.checked and nest.depth):
         bound_rows(kernel, nest, mask, with_rows=False)
     address = kernel.address(nest, pointer, nest.indices)
-    needed = mask.elements
-    if kernel.checked:
-        access = kernel.access(op, "store", pointer)
-        if isinstance(address.step, int) and not needed and nest.depth:
-            check_row(nest, address, access)
-        else:
-            needed = [*needed, check_element(address, access)]
+    needed = verified(kernel, nest, op, address, mask.elements, by_row=True)
     line = f"{address.base}[{address.at}] = {_stored(kernel, nest, element, value)};"
     nest.add(f"if ({' && '.join(needed)}) {line}" if needed else line)
     if address.step in (0, None):
@@ -274,8 +273,7 @@ def atomic(kernel: Kernel, op: Op) -> None:
     needed = [kernel.element(nest, value, at) for value, at in of_mask]
     address = kernel.address(nest, pointer, nest.indices)
     texts = [kernel.element(nest, value, nest.indices) for value in values]
-    if kernel.checked:
-        needed.append(check_element(address, kernel.access(op, "atomic", pointer)))
+    needed = verified(kernel, nest, op, address, needed)
     condition = " && ".join(needed) or "1"
     call = f"atomic_{what}_{element}(&{address.base}[{address.at}], {', '.join(texts)})"
     if not result.uses:
