@@ -8,6 +8,7 @@ interrupt from the keyboard.
 import ctypes
 import linecache
 import os
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from triton_on_cpu.errors import AssertionFailedError, OutOfBoundsError, TimeLim
 from triton_on_cpu.pool import list_of, num_threads, pool
 
 WAIT_NS = 50_000_000  # between two looks at the clock and at the keyboard
+POINTERS_AT = 24  # `launch.extents` in runtime.h
 VERBS = {"load": "reads", "store": "writes", "atomic": "updates"}  # by `Site.what`
 
 
@@ -37,8 +39,14 @@ class Fault(ctypes.Structure):
     )
 
 
-def run_checked(launcher: Any, grid: tuple[int, int, int], values: Sequence[Any]) -> None:
-    """One launch of a kernel that was compiled with checks.
+def with_checks(packed: bytes, extents: "ctypes.Array[Extent]", fault: Fault, stop: ctypes.c_int32) -> bytes:
+    """A launch as runtime.h has it, with the pointers of a checked one."""
+    pointers = struct.pack("<3Q", *map(ctypes.addressof, (extents, fault, stop)))
+    return packed[:POINTERS_AT] + pointers + packed[POINTERS_AT + len(pointers) :]
+
+
+def run_checked(launcher: Any, grid: tuple[int, int, int], packed: bytes, values: Sequence[Any]) -> None:
+    """One launch of a kernel that was compiled with checks; `packed` is as of an unchecked one.
 
     Raises:
         OutOfBoundsError: For the first wrong access; all are left out, and other programs may have run.
@@ -46,11 +54,9 @@ def run_checked(launcher: Any, grid: tuple[int, int, int], values: Sequence[Any]
         TimeLimitError: After the driver's `time_limit_s`.
     """
     tensors = [values[place] if is_pointer else None for place, is_pointer in launcher.places]
-    extents = [Extent() if tensor is None else Extent(tensor.data_ptr(), span_bytes(tensor)) for tensor in tensors]
-    fault, stop = Fault(site=-1), ctypes.c_int32(0)
-    checks = (Extent * len(extents))(*extents), fault, stop
-    packed = launcher.packed(grid, values, *map(ctypes.addressof, checks))
-    in_time = _run_until(packed, stop, launcher.driver.time_limit_s)
+    spans = [Extent() if tensor is None else Extent(tensor.data_ptr(), span_bytes(tensor)) for tensor in tensors]
+    extents, fault, stop = (Extent * len(spans))(*spans), Fault(site=-1), ctypes.c_int32(0)
+    in_time = _run_until(with_checks(packed, extents, fault, stop), stop, launcher.driver.time_limit_s)
     if fault.failed:
         _raise(launcher, fault, tensors)
     if not in_time:

@@ -3,7 +3,7 @@
 import ctypes
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from triton_on_cpu.checks import run_checked
@@ -12,7 +12,7 @@ from triton_on_cpu.errors import CompilerError, TritonOnCpuError
 from triton_on_cpu.pool import num_threads, pool
 
 MAX_PROGRAMS = 2**31 - 1
-HEAD = "<Q4i3Q"  # of `launch` in runtime.h: function, grid, number of arguments, extents, fault, stop
+HEAD = "<Q4i24x"  # of `launch` in runtime.h: function, grid, number of arguments, room for a checked launch's pointers
 # Each argument takes eight bytes. The names are from Triton's signatures.
 FORMATS = {"fp32": "f4x", "fp64": "d", "fp16": "e6x", "i1": "?7x", "u1": "?7x", "u64": "Q"}
 
@@ -33,6 +33,7 @@ class Launcher:
         if unknown := [name for name, kind in kinds.items() if not isinstance(kind, str)]:
             raise TritonOnCpuError(f"{metadata.name}: tuples are not supported as arguments ({', '.join(unknown)})")
         self.places = [(source.fn.arg_names.index(name), kind.startswith("*")) for name, kind in kinds.items()]
+        self._tensors = [place for place, is_tensor in self.places if is_tensor]
         formats = ["Q" if kind.startswith("*") else FORMATS.get(kind, "q") for kind in kinds.values()]
         self._pack = struct.Struct("".join((HEAD, *formats))).pack
         self.kernel = _load(metadata)
@@ -45,35 +46,31 @@ class Launcher:
     ) -> None:  # fmt: skip
         if enter_hook is not None:
             enter_hook(launch_metadata)
-        for place, is_tensor in self.places:
-            if is_tensor and not getattr(values[place], "is_cpu", False):
+        for place in self._tensors:
+            if not getattr(values[place], "is_cpu", False):
                 self._refuse_device(place, values[place])
         if not 0 < x * y * z <= MAX_PROGRAMS or x < 0 or y < 0:
             if min(x, y, z) == 0 and max(x, y, z) <= MAX_PROGRAMS:
                 return
             raise ValueError(f"{self.metadata.name}: the grid {(x, y, z)} must have 0 to {MAX_PROGRAMS} programs")
+        arguments = [values[place].data_ptr() if is_tensor else values[place] for place, is_tensor in self.places]
+        try:
+            packed = self._pack(self.function, x, y, z, len(arguments), *arguments)
+        except struct.error:
+            if not any(isinstance(size, float) for size in (x, y, z)):
+                raise
+            raise ValueError(
+                f"{self.metadata.name}: the grid {(x, y, z)} must be of integers: triton.cdiv(n, BLOCK), not n / BLOCK"
+            ) from None
         if self.metadata.checked:
-            run_checked(self, (x, y, z), values)
+            run_checked(self, (x, y, z), packed, values)
         else:
-            packed = self.packed((x, y, z), values)
             self._launch(packed, num_threads())
             recording = self.driver.of_thread.recording
             if recording is not None:
                 recording.add(self, packed, values)
         if exit_hook is not None:
             exit_hook(launch_metadata)
-
-    def packed(self, grid: tuple[int, int, int], values: Sequence[Any], *checks: int) -> bytes:
-        """The launch as runtime.h has it. `checks`: the addresses of a checked one's extents, fault and stop."""
-        arguments = [values[place].data_ptr() if is_tensor else values[place] for place, is_tensor in self.places]
-        try:
-            return self._pack(self.function, *grid, len(arguments), *(checks or (0, 0, 0)), *arguments)
-        except struct.error:
-            if not any(isinstance(size, float) for size in grid):
-                raise
-            raise ValueError(
-                f"{self.metadata.name}: the grid {grid} must be of integers: triton.cdiv(n, BLOCK), not n / BLOCK"
-            ) from None
 
     def _refuse_device(self, place: int, value: Any) -> None:
         if getattr(getattr(value, "base", None), "is_cpu", False):  # of triton.reinterpret

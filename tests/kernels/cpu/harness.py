@@ -128,8 +128,8 @@ def run(
             bounds[i] = checks.Extent(storage.data_ptr(), (extents or {}).get(i, storage.nbytes()))
     fault, stop = checks.Fault(), ctypes.c_int32(0)
     grid = (*grid, 1, 1)[:3]
-    head = struct.pack(HEAD, 0, *grid, len(given), *map(ctypes.addressof, (bounds, fault, stop)))
-    launch = head + b"".join(bytes(word).ljust(8, b"\0") for word in given)
+    arguments = b"".join(bytes(word).ljust(8, b"\0") for word in given)
+    launch = checks.with_checks(struct.pack(HEAD, 0, *grid, len(given)) + arguments, bounds, fault, stop)
     if limit_s is not None:
         threading.Timer(limit_s, setattr, (stop, "value", 1)).start()
     total = grid[0] * grid[1] * grid[2]
