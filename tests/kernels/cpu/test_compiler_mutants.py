@@ -87,7 +87,7 @@ MUTANTS = {
         ("mirrors do not mirror", "a, b, predicate = b, a, MIRRORED[predicate]", "a, b = b, a", memory.test_every_way_to_write_a_bound, 5, False),
         ("bounds too wide always hold", "number >= nest.size if is_high else number <= 0", "number >= nest.size - 1 if is_high else number <= 0", memory.test_moves, "known bounds", False),
         ("other is left out below", "            if mask.lows or kernel.checked or low != \"0\":", "            if low != \"0\":", memory.test_masked_copy, memory.FP32, True),
-        ("each element's condition lost", "    needed = mask.elements\n", "    needed = []\n", memory.test_every_way_to_write_a_bound, 5, False),
+        ("each element's condition lost", "address, mask.elements, by_row=True)", "address, [], by_row=True)", memory.test_every_way_to_write_a_bound, 5, False),
         ("elements' conditions hold already", "            found.elements.append(kernel.element(nest, value, at))\n            continue\n", "            found.elements.append(kernel.element(nest, value, at))\n", memory.test_masks_of_the_places_that_are_written),
         ("guards come late", "            nest.guard(text)\n", "            nest.lines[-1].append(f'if (!{text}) continue;')\n", memory.test_masks_of_the_places_that_are_written),
         ("gathers ignore their mask", "    of_mask = conditions(kernel, nest, rest[0]", "    of_mask = conditions(kernel, nest, None and rest[0]", memory.test_masks_that_depend_on_data, False),
