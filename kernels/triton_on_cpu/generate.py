@@ -2,7 +2,8 @@
 
 ttir.py        text -> operations
 plan.py        which tensors are arrays, which are computed where they are used
-kernel.py      the C written so far: names, elements of tensors, addresses      (nest.py: loops, indices)
+kernel.py      the C written so far: names, elements of tensors      (nest.py: loops, indices)
+addresses.py   where an element lies, and how far its neighbours are
 elements.py    one element of an elementwise operation      (numbers.h)
 memory.py      loads, stores, atomics, masks, checks        (access.h)
 products.py    tl.dot                                       (products.h)

@@ -14,8 +14,9 @@ import re
 from dataclasses import dataclass, field
 
 from triton_on_cpu import elements
+from triton_on_cpu.addresses import Address, address_of, affine_form
 from triton_on_cpu.elements import kind_of
-from triton_on_cpu.kernel import Address, Kernel, assignment
+from triton_on_cpu.kernel import Kernel, assignment
 from triton_on_cpu.nest import Index, Nest
 from triton_on_cpu.plan import bases
 from triton_on_cpu.ttir import Op, Value
@@ -77,7 +78,7 @@ def bound_of(kernel: Kernel, nest: Nest, value: Value, indices: list[Index]) -> 
         return None
     if not kernel.level(nest, value, indices) == nest.depth > 0:
         return None
-    a, b = (kernel.affine(nest, x, indices) for x in op.operands)
+    a, b = (affine_form(kernel, nest, x, indices) for x in op.operands)
     if a is None or b is None or max(a.level, b.level) >= nest.depth:
         return None
     predicate, index = op.keyword, {nest.inner: 1}
@@ -133,7 +134,7 @@ def contiguous_dimension(kernel: Kernel, pointer: Value) -> int | None:
     for d in reversed(range(len(shape))):
         if shape[d] > 1 and len(shape) > 1:
             trial = kernel.nest(shape, d)
-            if kernel.address(trial, pointer, trial.indices).step == 1:
+            if address_of(kernel, trial, pointer, trial.indices).step == 1:
                 return d
     return None
 
@@ -145,7 +146,7 @@ def load_element(kernel: Kernel, nest: Nest, op: Op, indices: list[Index]) -> st
     """A load where its value is used."""
     pointer, *rest = op.operands
     element = op.result.type.element
-    address = kernel.address(nest, pointer, indices if pointer.type.shape else [])
+    address = address_of(kernel, nest, pointer, indices if pointer.type.shape else [])
     of_mask = conditions(kernel, nest, rest[0] if rest else None, indices)
     needed = verified(kernel, nest, op, address, [kernel.element(nest, value, at) for value, at in of_mask])
     text = kind_of(element).loaded(f"{address.base}[{address.at}]")
@@ -185,7 +186,7 @@ def _fill_by_load(kernel: Kernel, op: Op, name: str) -> None:
         return
     element = value.type.element
     kind = kind_of(element)
-    address = kernel.address(nest, pointer, nest.indices)
+    address = address_of(kernel, nest, pointer, nest.indices)
     is_bounded = bool(mask.rows or mask.lows or mask.highs or kernel.checked)
     if is_bounded:
         bound_rows(kernel, nest, mask, with_rows=True)
@@ -238,7 +239,7 @@ def store(kernel: Kernel, op: Op) -> None:
             nest.lines[level].append(f"if (!{text}) continue;")
     if mask.lows or mask.highs or (kernel.checked and nest.depth):
         bound_rows(kernel, nest, mask, with_rows=False)
-    address = kernel.address(nest, pointer, nest.indices)
+    address = address_of(kernel, nest, pointer, nest.indices)
     needed = verified(kernel, nest, op, address, mask.elements, by_row=True)
     line = f"{address.base}[{address.at}] = {_stored(kernel, nest, element, value)};"
     nest.add(f"if ({' && '.join(needed)}) {line}" if needed else line)
@@ -271,7 +272,7 @@ def atomic(kernel: Kernel, op: Op) -> None:
     nest.pragma = ""
     of_mask = conditions(kernel, nest, masks[0] if masks else None, nest.indices)
     needed = [kernel.element(nest, value, at) for value, at in of_mask]
-    address = kernel.address(nest, pointer, nest.indices)
+    address = address_of(kernel, nest, pointer, nest.indices)
     texts = [kernel.element(nest, value, nest.indices) for value in values]
     needed = verified(kernel, nest, op, address, needed)
     condition = " && ".join(needed) or "1"

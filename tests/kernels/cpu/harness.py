@@ -33,7 +33,19 @@ from triton_on_cpu.driver import CpuBackend, Options, make_ttir
 from triton_on_cpu.launch import HEAD
 
 PACKAGE = Path(compile.HERE)
-MODULES = ("ttir", "nest", "plan", "kernel", "elements", "memory", "products", "reductions", "control", "generate")
+MODULES = (
+    "ttir",
+    "nest",
+    "plan",
+    "kernel",
+    "addresses",
+    "elements",
+    "memory",
+    "products",
+    "reductions",
+    "control",
+    "generate",
+)
 
 
 @dataclass(frozen=True)

@@ -47,14 +47,16 @@ MUTANTS = {
         ("split takes the first", "constant_index(value.index)", "constant_index(0)", reductions.test_shapes, False),
         ("join upside down", "return both[int(which)] if which in \"01\" else f\"{which} ? {both[1]} : {both[0]}\"", "return f\"{which} ? {both[0]} : {both[1]}\"", reductions.test_shapes, False),
         ("ranges begin with 0", 'op.integer("start")).text', '0).text', elements.test_constants),
-        ("affine ranges begin with 0", 'return _affine_index(nest, weighted_sum([(indices[0], 1)], op.integer("start")))', "return _affine_index(nest, weighted_sum([(indices[0], 1)], 0))", elements.test_constants),
         ("levels too low", 'if value.op.name in ("tt.make_range", "tt.join"):', 'if value.op.name in ("tt.join",):', elements.test_truth_values),
         ("moving tensors stand still", 'return f"{self.element(nest, first, indices)} + {offset}"', 'return f"{self.element(nest, first, indices)}"', control.test_carried_tensors_change_places, 7, False),
+    ],
+    "addresses": [
+        ("affine ranges begin with 0", 'return _affine_index(nest, weighted_sum([(indices[0], 1)], op.integer("start")))', "return _affine_index(nest, weighted_sum([(indices[0], 1)], 0))", elements.test_constants),
         ("moving pointers stand still", "terms.append(Affine({}, moved, 0))", "pass", products.test_matmul, 33, 70, 40, False),
         ("differences are sums", 'sign = "1" if name == "arith.addi" else "-1"', 'sign = "1"', memory.test_moves, "backwards", False),
         ("steps are one", "return factor * int(found[1] or found[2])", "return factor", memory.test_every_way_to_write_a_bound, 5, False),
         ("one loop's step is another's", "nest.variables[nest.factored - 1 :]}", "nest.variables[nest.depth - 1 :]}", products.test_what_is_not_copied, memory.BF16, 2, "of_pairs"),
-        ("pieces of an address lost", "        if outer:\n", "        if outer and not inner:\n", memory.test_moves, "gathered rows", False),
+        ("pieces of an address lost", "    if outer:\n", "    if outer and not inner:\n", memory.test_moves, "gathered rows", False),
     ],
     "elements": [
         ("sums are differences", '"addi": "+", "subi"', '"addi": "-", "subi"', elements.test_integers_wrap_around, "i8"),
