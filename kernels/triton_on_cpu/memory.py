@@ -111,7 +111,7 @@ def bound_rows(kernel: Kernel, nest: Nest, mask: Mask, with_rows: bool) -> None:
 def verified(
     kernel: Kernel, nest: Nest, op: Op, address: Address, needed: list[str], by_row: bool = False
 ) -> list[str]:
-    """The conditions on an element, with what a checked kernel verifies of the access `op`.
+    """The conditions on an element, and (of a checked kernel) the verification of the access `op`.
 
     `by_row`: A row without conditions, whose elements are a fixed step apart, is verified as a whole, and a bad one
     left out.
