@@ -47,38 +47,32 @@ static int is_inside(const launch* l, int argument, uint64_t address, uint64_t b
   return 0;
 }
 /* Always 0. The first report of a launch is kept, and ends the launch. */
-static __attribute__((noinline, cold)) int report(const launch* l, const void* const* args, const int32_t* program, int kind,
-                                                  int argument, int line, int site, uint64_t address, int bytes) {
-  if (__atomic_exchange_n(&l->fault->failed, 1, __ATOMIC_ACQ_REL)) return 0;
+static __attribute__((noinline, cold)) int report(const launch* l, const int32_t* program, int site, uint64_t address) {
   fault* f = l->fault;
-  f->kind = kind;
-  for (int i = 0; i < 3; i++) f->program[i] = program[i];
-  f->argument = argument;
-  f->line = line;
+  if (__atomic_exchange_n(&f->failed, 1, __ATOMIC_ACQ_REL)) return 0;
   f->site = site;
+  for (int i = 0; i < 3; i++) f->program[i] = program[i];
   f->address = address;
-  int64_t offset = argument < 0 ? 0 : (int64_t)(address - *(const uint64_t*)args[argument]);
-  f->element = offset / bytes - (offset % bytes < 0);
   *l->stop = 1;
   return 0;
 }
-#define WITHIN(p, kind, argument, line, site, bytes)                                                  \
-  (is_inside(l, argument, (uint64_t)(p), bytes) || report(l, args, program, kind, argument, line, site, (uint64_t)(p), bytes))
+#define WITHIN(p, argument, site, bytes)                                                              \
+  (is_inside(l, argument, (uint64_t)(p), bytes) || report(l, program, site, (uint64_t)(p)))
 /* A row of elements low .. high - 1, `step` elements apart: if both ends are inside, so is what lies between them. */
-static __attribute__((noinline, cold)) int report_row(const launch* l, const void* const* args, const int32_t* program, const char* p,
-                                                      int count, int64_t step, int kind, int argument, int line, int site, int bytes) {
+static __attribute__((noinline, cold)) int report_row(const launch* l, const int32_t* program, const char* p, int count,
+                                                      int64_t step, int argument, int site, int bytes) {
   for (int i = 0; i < count; i++, p += step)
-    if (!is_inside(l, argument, (uint64_t)p, bytes)) return report(l, args, program, kind, argument, line, site, (uint64_t)p, bytes);
+    if (!is_inside(l, argument, (uint64_t)p, bytes)) return report(l, program, site, (uint64_t)p);
   return 1;
 }
-#define ROW_WITHIN(p, low, high, step, kind, argument, line, site, bytes)                             \
+#define ROW_WITHIN(p, low, high, step, argument, site, bytes)                                         \
   ((is_inside(l, argument, (uint64_t)(p) + (int64_t)(low) * (step) * (bytes), bytes) &&               \
     is_inside(l, argument, (uint64_t)(p) + ((int64_t)(high) - 1) * (step) * (bytes), bytes)) ||       \
-   report_row(l, args, program, (const char*)(p) + (int64_t)(low) * (step) * (bytes), high - low, (int64_t)(step) * (bytes), \
-              kind, argument, line, site, bytes))
+   report_row(l, program, (const char*)(p) + (int64_t)(low) * (step) * (bytes), high - low, (int64_t)(step) * (bytes), \
+              argument, site, bytes))
 #define STOPPED (*l->stop)
 /* Stopped by no fault, the loop in which a program was is noted. */
-#define LEAVE_LOOP(kind, argument, line, number) { if (!l->fault->failed) l->fault->site = number; return; }
+#define LEAVE_LOOP(number) { if (!l->fault->failed) l->fault->site = number; return; }
 #else
 #define STOPPED 0
 #endif

@@ -8,6 +8,7 @@ interrupt from the keyboard.
 import ctypes
 import linecache
 import os
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +17,15 @@ from typing import Any, NoReturn
 import torch
 
 from triton_on_cpu.errors import AssertionFailedError, OutOfBoundsError, TimeLimitError
-from triton_on_cpu.pool import num_threads, pool
+from triton_on_cpu.pool import list_of, num_threads, pool
 
 WAIT_NS = 50_000_000  # between two looks at the clock and at the keyboard
-ATOMIC, ASSERT = 3, 4  # fault_kind in runtime.h
-VERBS = {1: "reads", 2: "writes", ATOMIC: "updates"}
+POINTERS_AT = 24  # `launch.extents` in runtime.h
+VERBS = {"load": "reads", "store": "writes", "atomic": "updates"}  # by `Site.what`
 
 
 class Extent(ctypes.Structure):
-    """As in runtime.h, like the structures below."""
+    """As in runtime.h, like the structure below."""
 
     _fields_ = (("base", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
 
@@ -32,59 +33,32 @@ class Extent(ctypes.Structure):
 class Fault(ctypes.Structure):
     _fields_ = (
         ("failed", ctypes.c_int32),
-        ("kind", ctypes.c_int32),
-        ("program", ctypes.c_int32 * 3),
-        ("argument", ctypes.c_int32),
-        ("line", ctypes.c_int32),
         ("site", ctypes.c_int32),
-        ("element", ctypes.c_int64),
+        ("program", ctypes.c_int32 * 3),
         ("address", ctypes.c_uint64),
     )
 
 
-class Launch(ctypes.Structure):
-    _fields_ = (
-        ("grid", ctypes.c_int32 * 3),
-        ("num_args", ctypes.c_int32),
-        ("extents", ctypes.c_void_p),
-        ("fault", ctypes.c_void_p),
-        ("stop", ctypes.c_void_p),
-    )
+def with_checks(packed: bytes, extents: "ctypes.Array[Extent]", fault: Fault, stop: ctypes.c_int32) -> bytes:
+    """A launch as runtime.h has it, with the pointers of a checked one."""
+    pointers = struct.pack("<3Q", *map(ctypes.addressof, (extents, fault, stop)))
+    return packed[:POINTERS_AT] + pointers + packed[POINTERS_AT + len(pointers) :]
 
 
-class Job(ctypes.Structure):
-    """As in pool.c."""
-
-    _fields_ = (("run", ctypes.c_void_p), ("launch", ctypes.c_void_p), ("args", ctypes.c_void_p))
-
-
-def job_of(function: int, grid: tuple[int, int, int], words: bytes, number: int, *checks: Any) -> tuple[Job, list[Any]]:
-    """(a launch for pool.c, what must stay while it is used). `words` are the arguments, eight bytes each."""
-    kept = ctypes.create_string_buffer(words, 8 * number or 8)
-    begin = ctypes.addressof(kept)
-    args = (ctypes.c_void_p * max(number, 1))(*[begin + 8 * i for i in range(number)])
-    launch = Launch(grid, number, *map(ctypes.addressof, checks))
-    return Job(function, ctypes.addressof(launch), ctypes.addressof(args)), [kept, args, launch, *checks]
-
-
-def run_checked(launcher: Any, grid: tuple[int, int, int], words: bytes, values: Sequence[Any]) -> None:
-    """One launch of a kernel that was compiled with checks. `words` are the arguments, eight bytes each.
+def run_checked(launcher: Any, grid: tuple[int, int, int], packed: bytes, values: Sequence[Any]) -> None:
+    """One launch of a kernel that was compiled with checks; `packed` is as of an unchecked one.
 
     Raises:
         OutOfBoundsError: For the first wrong access; all are left out, and other programs may have run.
         AssertionFailedError: A `tl.device_assert` did not hold.
         TimeLimitError: After the driver's `time_limit_s`.
     """
-    number = len(launcher.places)
-    extents = (Extent * max(number, 1))()
-    for i, (place, is_pointer) in enumerate(zip(launcher.places, launcher.is_pointer, strict=True)):
-        if is_pointer:
-            extents[i] = Extent(values[place].data_ptr(), span_bytes(values[place]))
-    fault, stop = Fault(site=-1), ctypes.c_int32(0)
-    job, _kept = job_of(launcher.function, grid, words, number, extents, fault, stop)
-    in_time = _run_until(job, stop, launcher.driver.time_limit_s)
+    tensors = [values[place] if is_pointer else None for place, is_pointer in launcher.places]
+    spans = [Extent() if tensor is None else Extent(tensor.data_ptr(), span_bytes(tensor)) for tensor in tensors]
+    extents, fault, stop = (Extent * len(spans))(*spans), Fault(site=-1), ctypes.c_int32(0)
+    in_time = _run_until(with_checks(packed, extents, fault, stop), stop, launcher.driver.time_limit_s)
     if fault.failed:
-        _raise(launcher, fault, values)
+        _raise(launcher, fault, tensors)
     if not in_time:
         loop = launcher.metadata.sites[fault.site] if fault.site >= 0 else None
         where = f" in the loop of line {loop['line']} of {os.path.basename(loop['file'])}" if loop else ""
@@ -96,10 +70,11 @@ def run_checked(launcher: Any, grid: tuple[int, int, int], words: bytes, values:
         )
 
 
-def _run_until(job: Job, stop: ctypes.c_int32, limit_s: float) -> bool:
+def _run_until(packed: bytes, stop: ctypes.c_int32, limit_s: float) -> bool:
     """Whether all programs came to their end in time. In any case none runs any more when this is left."""
     library, end = pool(), time.monotonic() + limit_s  # nothing may fail between the start and the wait
-    while not library.pool_start(ctypes.addressof(job), 1, num_threads()):
+    launches = list_of([packed])
+    while not library.pool_start(launches, 1, num_threads()):
         time.sleep(1e-4)  # another thread's launch is running
     finished = False
     try:
@@ -148,23 +123,24 @@ class Access:
         return f"\n  {place}: {self.text}" if self.text else f" ({place})"
 
 
-def _raise(launcher: Any, fault: Fault, values: Sequence[Any]) -> NoReturn:
+def _raise(launcher: Any, fault: Fault, tensors: Sequence[Any]) -> NoReturn:
     site, name = launcher.metadata.sites[fault.site], launcher.metadata.name
-    verb = VERBS.get(fault.kind, "touches")
+    verb = VERBS.get(site["what"], "touches")
     # A notebook's cell is a file that only its process can read, and the kernel may have been compiled by another.
     file = site["file"] if linecache.getlines(site["file"]) else launcher.file
-    access = Access(name, tuple(fault.program), verb, file, fault.line or site["line"])
-    if fault.kind == ASSERT:
+    access = Access(name, tuple(fault.program), verb, file, site["line"])
+    if site["what"] == "assert":
         raise AssertionFailedError(
             f"{name}, program {access.program}: device_assert failed: {site['message']}.{access.where}"
         )
-    if fault.argument < 0:
+    if site["argument"] < 0:
         raise OutOfBoundsError(
             f"{access} address {fault.address:#x}, which is in none of the tensors that it was given.{access.where}\n"
             "  Usually a pointer is computed from a wrong one, or an index is taken for a pointer."
         )
-    argument = launcher.metadata.arguments[fault.argument]["name"]
-    raise out_of_bounds(access, argument, values[launcher.places[fault.argument]], fault.element)
+    tensor = tensors[site["argument"]]
+    element = (fault.address - tensor.data_ptr()) // tensor.element_size()
+    raise out_of_bounds(access, launcher.metadata.arguments[site["argument"]], tensor, element)
 
 
 def out_of_bounds(access: Access, name: str, tensor: torch.Tensor, element: int) -> OutOfBoundsError:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -174,8 +175,21 @@ def library(path: Path) -> ctypes.CDLL:
     key = hashlib.sha256((source + toolchain().identity).encode()).hexdigest()
     files, name = get_cache_manager(key), f"{path.stem}.so"
     kept = files.get_file(name) or files.put(compile_c(path.read_text(), path.name), name)
+    return load(kept, path.name, [kept])
+
+
+def load(path: str, name: str, files: Iterable[str]) -> ctypes.CDLL:
+    """A library from Triton's cache. If it does not load (truncated by a crash, say), `files` are removed.
+
+    Raises:
+        CompilerError: It does not load.
+    """
     try:
-        return ctypes.CDLL(kept)
-    except OSError as error:  # truncated by a crash, say
-        Path(kept).unlink(missing_ok=True)
-        raise CompilerError(f"{kept} does not load ({error}); it was removed. Run again.") from error
+        return ctypes.CDLL(path)
+    except OSError as error:
+        for file in files:
+            Path(file).unlink(missing_ok=True)
+        raise CompilerError(
+            f"{name} in Triton's cache does not load ({error}). It was removed: start Python again, which compiles it "
+            "anew."
+        ) from error

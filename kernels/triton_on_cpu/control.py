@@ -112,7 +112,7 @@ def emit_for(kernel: Kernel, op: Op) -> None:
 
 def _poll(kernel: Kernel, loop: Op) -> None:
     if kernel.checked:
-        kernel.out.append(f"if (STOPPED) LEAVE_LOOP({kernel.site(loop, 'loop', None)})")
+        kernel.out.append(f"if (STOPPED) LEAVE_LOOP({kernel.site(loop, 'loop')})")
 
 
 def step_of(argument: Value, value: Value) -> Value | None:

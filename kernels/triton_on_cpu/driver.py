@@ -121,7 +121,7 @@ def make_ttir(module: Any, metadata: dict[str, Any]) -> Any:
 def make_c(ttir_text: str, metadata: dict[str, Any], checked: bool) -> str:
     """The kernel's C; what the launcher must know of it goes into `metadata`, which is kept as JSON."""
     generated = generate(ttir_text, checked)
-    metadata["arguments"] = [asdict(argument) for argument in generated.arguments]
+    metadata["arguments"] = generated.arguments
     metadata["sites"] = [asdict(site) for site in generated.sites]
     return generated.c_source
 

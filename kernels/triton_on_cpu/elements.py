@@ -79,28 +79,41 @@ FLOAT_COMPARISONS = {
     "oeq": "{a} == {b}", "ogt": "{a} > {b}", "oge": "{a} >= {b}", "olt": "{a} < {b}", "ole": "{a} <= {b}",
     "one": "({a} < {b}) | ({a} > {b})", "ord": "({a} == {a}) & ({b} == {b})",
     "ueq": "!(({a} < {b}) | ({a} > {b}))", "ugt": "!({a} <= {b})", "uge": "!({a} < {b})", "ult": "!({a} >= {b})",
-    "ule": "!({a} > {b})", "une": "{a} != {b}", "uno": "({a} != {a}) | ({b} != {b})",
+    "ule": "!({a} > {b})", "une": "{a} != {b}", "uno": "({a} != {a}) | ({b} != {b})", "true": "1", "false": "0",
 }  # fmt: skip
-INTEGER_INFIX = {"addi": "+", "subi": "-", "muli": "*", "andi": "&", "ori": "|", "xori": "^"}
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-EXTREMES = {"maxsi": ">", "minsi": "<", "maxui": ">", "minui": "<"}
+WRAPPING = {"addi": "+", "subi": "-", "muli": "*"}
+BITWISE = {"andi": "&", "ori": "|", "xori": "^"}
 # In numbers.h for fp32, in libm for f64.
 FUNCTIONS = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "abs", "floor", "ceil", "sin", "cos", "tanh", "erf")
-# By operation, C of the operands {0}, {1}, {2} and of {T}, the result's type; {f}: f32 or f64, {d}: _f64 for f64, {l}:
-# libm's f for float. Results of these are rounded to the type,
+# By operation, C of the operands {0}, {1}, {2}. {T}: the result's type, {U}: the unsigned one; {s}, {u}: what makes an
+# integer operand signed (a true i1 is -1), or unsigned; {f}: f32 or f64, {d}: _f64 for f64, {l}: libm's f for float.
+# Results of these are rounded to the type,
 ROUNDED = {
     **{f"math.{name}": f"{name}_{{f}}({{0}})" for name in FUNCTIONS},
     "math.absf": "abs_{f}({0})", "tt.precise_sqrt": "sqrt_{f}({0})", "math.fma": "fma{l}({0}, {1}, {2})",
     "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.divf": "{0} / {1}",
     "tt.precise_divf": "{0} / {1}", "arith.remf": "fmod{l}({0}, {1})",
+    "arith.sitofp": "({T}){s}{0}", "arith.uitofp": "({T}){u}{0}",
 }  # fmt: skip
-# and of these not: they are exact.
+# and of these not: they are exact, or wrap around, for which they are computed unsigned.
 EXACT = {
+    **{f"arith.{name}": f"({{T}})(({{U}}){{0}} {sign} ({{U}}){{1}})" for name, sign in WRAPPING.items()},
+    **{f"arith.{name}": f"({{0}} {sign} {{1}})" for name, sign in BITWISE.items()},
+    "arith.maxsi": "({s}{0} > {s}{1} ? {0} : {1})", "arith.minsi": "({s}{0} < {s}{1} ? {0} : {1})",
+    "arith.maxui": "({u}{0} > {u}{1} ? {0} : {1})", "arith.minui": "({u}{0} < {u}{1} ? {0} : {1})",
+    "arith.extsi": "({T}){s}{0}", "arith.extui": "({T}){u}{0}", "arith.trunci": "({T}){0}",
+    "arith.index_cast": "({T}){0}", "math.absi": "({0} < 0 ? -{0} : {0})",
     **{f"arith.{name}": f"{name}{{d}}({{0}}, {{1}})" for name in ("maxnumf", "minnumf", "maximumf", "minimumf")},
-    "arith.select": "({0} ? {1} : {2})", "arith.negf": "(-{0})", "math.absi": "({0} < 0 ? -{0} : {0})",
+    "arith.select": "({0} ? {1} : {2})", "arith.negf": "(-{0})",
     "tt.addptr": "{0} + {1}", "tt.int_to_ptr": "({T}){0}", "tt.ptr_to_int": "(int64_t){0}",
     "tt.get_program_id": "program[{axis}]", "tt.get_num_programs": "l->grid[{axis}]",
 }  # fmt: skip
+# Into an i1, of which C would make 1 of any number.
+INTO_TRUTH_VALUES = {
+    **{f"arith.{name}": f"(({{0}} {sign} {{1}}) & 1)" for name, sign in {**WRAPPING, **BITWISE}.items()},
+    "arith.trunci": "({0} & 1)",
+}
 
 
 def constant_text(op: Op) -> str:
@@ -150,28 +163,22 @@ def compute(op: Op, x: list[str]) -> str:
     Raises:
         NotSupportedError: No such operation is known.
     """
-    kind, name = kind_of(op.result.type.element), op.name.partition(".")[2]
+    name = op.name.partition(".")[2]
+    if name in HANDLERS:
+        return HANDLERS[name](op, name, x)
     template = ROUNDED.get(op.name) or EXACT.get(op.name)
     if template is None:
-        handler = HANDLERS.get(op.name) or HANDLERS.get(name)
-        if handler is None:
-            what = "functions" if op.name.startswith("math.") else "operations"
-            raise op.unsupported(f"Use the interpreter (TRITON_INTERPRET=1) or other {what}.")
-        return handler(op, name, x)
-    f, d, letter = ("f64", "_f64", "") if kind.value == "double" else ("f32", "", "f")
-    axis = "xyz".find(op.keyword)
-    text = template.format(*x, T=kind.value, f=f, d=d, l=letter, axis=axis)
-    return f"{kind.round}({text})" if op.name in ROUNDED else text
-
-
-def _integer_infix(op: Op, name: str, x: list[str]) -> str:
-    """Sums wrap around: they are computed unsigned."""
-    kind, sign = KINDS[op.result.type.element], INTEGER_INFIX[name]
+        what = "functions" if op.name.startswith("math.") else "operations"
+        raise op.unsupported(f"Use the interpreter (TRITON_INTERPRET=1) or other {what}.")
+    kind = kind_of(op.result.type.element)
+    source = kind_of(op.operands[0].type.element) if op.operands else kind
     if kind.bits == 1:
-        return f"(({x[0]} {sign} {x[1]}) & 1)"
-    if sign in "&|^":
-        return f"({x[0]} {sign} {x[1]})"
-    return f"({kind.value})(({kind.unsigned}){x[0]} {sign} ({kind.unsigned}){x[1]})"
+        template = INTO_TRUTH_VALUES.get(op.name, template)
+    signed, unsigned = ("-(int)", "") if source.bits == 1 else ("", f"({source.unsigned})")
+    f, d, letter = ("f64", "_f64", "") if kind.value == "double" else ("f32", "", "f")
+    types = {"T": kind.value, "U": kind.unsigned, "s": signed, "u": unsigned, "f": f, "d": d, "l": letter}
+    text = template.format(*x, **types, axis="xyz".find(op.keyword))
+    return f"{kind.round}({text})" if op.name in ROUNDED else text
 
 
 def _shift(op: Op, name: str, x: list[str]) -> str:
@@ -209,15 +216,7 @@ def _compare_integers(op: Op, name: str, x: list[str]) -> str:
 
 
 def _compare_floats(op: Op, name: str, x: list[str]) -> str:
-    if op.keyword in ("true", "false"):
-        return "1" if op.keyword == "true" else "0"
     return f"({FLOAT_COMPARISONS[op.keyword].format(a=x[0], b=x[1])})"
-
-
-def _integer_extreme(op: Op, name: str, x: list[str]) -> str:
-    kind = KINDS[op.result.type.element]
-    cast = f"({kind.unsigned})" if name.endswith("ui") else "-(int)" if kind.bits == 1 else ""
-    return f"({cast}{x[0]} {EXTREMES[name]} {cast}{x[1]} ? {x[0]} : {x[1]})"
 
 
 def _clamp(op: Op, name: str, x: list[str]) -> str:
@@ -225,21 +224,6 @@ def _clamp(op: Op, name: str, x: list[str]) -> str:
     double = "_f64" if op.result.type.element == "f64" else ""
     suffix = "imumf" if "propagateNan = all" in op.text else "numf"
     return f"min{suffix}{double}(max{suffix}{double}({x[0]}, {x[1]}), {x[2]})"
-
-
-def _convert_integer(op: Op, name: str, x: list[str]) -> str:
-    source, kind = KINDS[op.operands[0].type.element], KINDS[op.result.type.element]
-    if kind.bits == 1:
-        return f"({x[0]} & 1)"
-    if source.bits == 1:
-        return f"({kind.value})-(int){x[0]}" if name == "extsi" else f"({kind.value}){x[0]}"
-    return f"({kind.value})({source.unsigned}){x[0]}" if name == "extui" else f"({kind.value}){x[0]}"
-
-
-def _integer_to_float(op: Op, name: str, x: list[str]) -> str:
-    source, kind = KINDS[op.operands[0].type.element], KINDS[op.result.type.element]
-    cast = f"({source.unsigned})" if name == "uitofp" else "-(int)" if source.bits == 1 else ""
-    return f"{kind.round}(({kind.value}){cast}{x[0]})"
 
 
 def _float_to_integer(op: Op, name: str, x: list[str]) -> str:
@@ -272,13 +256,10 @@ def _bitcast(op: Op, name: str, x: list[str]) -> str:
     if target.startswith("ptr<"):
         return f"({kind_of(target).value})({x[0]})"
     a, b = KINDS[source], KINDS[target]
-    if not a.is_float and not b.is_float:
-        return f"({b.value}){x[0]}"
-    if a.is_float and b.is_float and source != target:  # bf16 and fp16
-        return f"{b.load}({a.store}({x[0]}))"
-    if a.is_float:
-        return f"(int16_t){a.store}({x[0]})" if a.store else f"bits_of_{source}({x[0]})"
-    return f"{b.load}((uint16_t){x[0]})" if b.load else f"{target}_of_bits({x[0]})"
+    bits = x[0] if not a.is_float else f"{a.store}({x[0]})" if a.store else f"bits_of_{source}({x[0]})"
+    if not b.is_float:
+        return f"({b.value}){bits}"
+    return f"{b.load}((uint16_t){bits})" if b.load else f"{target}_of_bits({bits})"
 
 
 def _inline_ptx(op: Op, name: str, x: list[str]) -> str:
@@ -289,17 +270,13 @@ def _inline_ptx(op: Op, name: str, x: list[str]) -> str:
 
 
 HANDLERS: dict[str, Callable[[Op, str, list[str]], str]] = {
-    **dict.fromkeys(INTEGER_INFIX, _integer_infix),
     **dict.fromkeys(("shli", "shrsi", "shrui"), _shift),
     **dict.fromkeys(("divsi", "remsi", "divui", "remui"), _divide),
-    **dict.fromkeys(EXTREMES, _integer_extreme),
-    **dict.fromkeys(("extsi", "extui", "trunci", "index_cast"), _convert_integer),
-    **dict.fromkeys(("sitofp", "uitofp"), _integer_to_float),
     **dict.fromkeys(("fptosi", "fptoui"), _float_to_integer),
     **dict.fromkeys(("extf", "truncf", "fp_to_fp"), _convert_float),
     "cmpi": _compare_integers,
     "cmpf": _compare_floats,
     "bitcast": _bitcast,
-    "tt.clampf": _clamp,
-    "tt.elementwise_inline_asm": _inline_ptx,
+    "clampf": _clamp,
+    "elementwise_inline_asm": _inline_ptx,
 }

@@ -2,7 +2,8 @@
 
 ttir.py        text -> operations
 plan.py        which tensors are arrays, which are computed where they are used
-kernel.py      the C written so far: names, elements of tensors, addresses      (nest.py: loops, indices)
+kernel.py      the C written so far: names, elements of tensors      (nest.py: loops, indices)
+addresses.py   where an element lies, and how far its neighbours are
 elements.py    one element of an elementwise operation      (numbers.h)
 memory.py      loads, stores, atomics, masks, checks        (access.h)
 products.py    tl.dot                                       (products.h)
@@ -31,20 +32,11 @@ NOT_SUPPORTED = {
 
 
 @dataclass(frozen=True)
-class Argument:
-    """An argument of a compiled kernel, in the order of `args` in runtime.h."""
-
-    name: str
-    type: str  # as MLIR names it: 'i32', 'f32', 'ptr<bf16>', ...
-    is_pointer: bool
-
-
-@dataclass(frozen=True)
 class Generated:
     """A kernel in C. Compile `c_source` with this folder on the include path (`-I`)."""
 
     c_source: str
-    arguments: tuple[Argument, ...]
+    arguments: tuple[str, ...]  # names, in the order of `launch.args` in runtime.h
     sites: tuple[Site, ...]
 
 
@@ -60,7 +52,6 @@ def generate(ttir_text: str, checked: bool = False) -> Generated:
     """
     function = ttir.parse(ttir_text)
     kernel = Kernel(function, checked, emit, {"tt.load": memory.load_element})
-    arguments = tuple(Argument(a.name, a.type.element, a.type.is_pointer) for a in function.arguments)
     write(kernel)
     require_stack(kernel)
     body = "\n".join(kernel.out)
@@ -69,7 +60,7 @@ def generate(ttir_text: str, checked: bool = False) -> Generated:
     defined = "\n".join(f"#define {switch}" for switch, is_on in switches.items() if is_on)
     defined += f"\n#define TILE_ROWS {kernel.tile_rows}" if has_pairs else ""
     source = TEMPLATE.format(switches=defined, name=function.name, body=body)
-    return Generated(source, arguments, tuple(kernel.sites))
+    return Generated(source, tuple(argument.name for argument in function.arguments), tuple(kernel.sites))
 
 
 TEMPLATE = """/* {name}, compiled from Triton's TTIR */
@@ -85,15 +76,15 @@ TEMPLATE = """/* {name}, compiled from Triton's TTIR */
 #define TILES_END
 #endif
 
-static void run_program(const launch *l, const void *const *args, const int32_t *program) {{
+static void run_program(const launch *l, const int32_t *program) {{
 {body}
 }}
 
-void run_programs(const launch *l, const void *const *args, int32_t first, int32_t last) {{
+void run_programs(const launch *l, int32_t first, int32_t last) {{
   TILES_BEGIN
   for (int32_t p = first; p < last && !STOPPED; p++) {{
     const int32_t program[3] = {{p % l->grid[0], p / l->grid[0] % l->grid[1], p / l->grid[0] / l->grid[1]}};
-    run_program(l, args, program);
+    run_program(l, program);
   }}
   TILES_END
 }}
@@ -104,7 +95,7 @@ def write(kernel: Kernel) -> None:
     """The body of `run_program`: the arguments' values, then block after block."""
     for i, argument in enumerate(kernel.function.arguments):
         kind = kind_of(argument.type.element)
-        kernel.out.append(f"{kind.value} const arg{i} = {kind.load}(*({kind.stored} const *)args[{i}]);")
+        kernel.out.append(f"{kind.value} const arg{i} = {kind.load}(*({kind.stored} const *)&l->args[{i}]);")
         kernel.scalar[argument] = f"arg{i}"
     for block in kernel.function.blocks[1:]:
         for value in block.arguments:
@@ -147,6 +138,6 @@ def _assert(kernel: Kernel, op: Op) -> None:
     nest = kernel.nest(op.operands[0].type.shape)
     nest.pragma = ""
     text = kernel.element(nest, op.operands[0], nest.indices)
-    check = kernel.site(op, "assert", None, op.text.partition('"')[2].rpartition('"')[0])
-    nest.add(f"if (!{text}) {{ report(l, args, program, {check}, 0, 1); return; }}")
+    site = kernel.site(op, "assert", message=op.text.partition('"')[2].rpartition('"')[0])
+    nest.add(f"if (!{text}) {{ report(l, program, {site}, 0); return; }}")
     kernel.out += nest.text()

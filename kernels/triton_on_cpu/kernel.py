@@ -5,17 +5,15 @@ moves by the same scalar in each pass, is its first value plus an offset. Everyt
 elements, each piece at the outermost loop level at which its indices are known.
 """
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from triton_on_cpu import elements
 from triton_on_cpu.elements import kind_in_array, kind_of
-from triton_on_cpu.nest import ZERO, Index, Nest, constant_index, flat_index, linear_text, reshaped, weighted_sum
+from triton_on_cpu.nest import ZERO, Index, Nest, constant_index, flat_index, reshaped, weighted_sum
 from triton_on_cpu.plan import Plan
 from triton_on_cpu.ttir import Function, NotSupportedError, Op, Type, Value, groups_of
 
-LONG_TEXT = 200  # a longer text gets a name: each sum of sums would double it
 MAX_STACK_BYTES = 4 << 20  # half of the calling thread's stack
 
 
@@ -26,34 +24,8 @@ class Site:
     file: str
     line: int
     what: str  # 'load', 'store', 'atomic', 'assert' or 'loop'
-    argument: str  # the pointer argument's name; '' if it cannot be traced
+    argument: int  # which one an access is to; -1 if its pointer cannot be traced to one
     message: str = ""  # an assertion's
-
-
-@dataclass(frozen=True)
-class Affine:
-    """An integer element as `rest`, which is known from `level` on, plus loop variables times factors.
-
-    A factor is a number where it is known, else C. By `nest.factored` variables have one: as a rule the innermost.
-    """
-
-    factors: dict[str, int | str]
-    rest: str
-    level: int
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where an element lies: `base[at]`. `base` is known outside of the innermost loop.
-
-    `step`: elements from one pass of that loop to the next, None if they are not the same distance apart; `steps`: the
-    same of each loop whose variable is a factor of its own.
-    """
-
-    base: str
-    at: str
-    step: int | str | None
-    steps: dict[str, int | str]
 
 
 Emitter = Callable[["Kernel", Op], None]
@@ -121,13 +93,10 @@ class Kernel:
             self.out.append(f"{kind_of(value.type.element).value} {name};")
         return name
 
-    def site(self, op: Op, what: str, pointer: Value | None, message: str = "") -> str:
-        """The arguments `kind, argument, line, site` of a check."""
-        argument = None if pointer is None else self.plan.argument_of(pointer)
-        name = "" if argument is None else self.function.arguments[argument].name
-        self.sites.append(Site(op.file, op.line, what, name, message))
-        number = -1 if argument is None else argument
-        return f"FAULT_{what.upper()}, {number}, {op.line}, {len(self.sites) - 1}"
+    def site(self, op: Op, what: str, argument: int = -1, message: str = "") -> int:
+        """The number of a place that a checked launch may name."""
+        self.sites.append(Site(op.file, op.line, what, argument, message))
+        return len(self.sites) - 1
 
     # ---- elements
 
@@ -234,117 +203,12 @@ class Kernel:
         nest.add(assignment(name, value.type, nest.indices, text))
         self.out += nest.text()
 
-    # ---- addresses
-
-    def affine(self, nest: Nest, value: Value, indices: list[Index]) -> Affine | None:
-        """An integer element's form in the nest's factored variables. Sums are taken not to overflow."""
-        if self.level(nest, value, indices) < nest.factored or not nest.depth:
-            return Affine({}, self.element(nest, value, indices), self.level(nest, value, indices))
-        if value in self.array:
-            return None
-        if value in self.running:
-            first, offset = self.running[value]
-            found = self.affine(nest, first, indices)
-            return found and replace(found, rest=f"({found.rest} + {offset})")
-        op = value.op
-        if op.name == "tt.make_range":
-            return _affine_index(nest, weighted_sum([(indices[0], 1)], op.integer("start")))
-        source = self.sources(value, indices)
-        if source is not None:
-            return self.affine(nest, *source)
-        if op.name in ("arith.extsi", "arith.index_cast"):
-            return self.affine(nest, op.operands[0], indices)
-        if op.name in ("arith.addi", "arith.subi", "arith.muli"):
-            key = "affine", value, tuple(indices)
-            if key not in nest.memo:
-                a, b = (self.affine(nest, x, indices) for x in op.operands)
-                found = None if a is None or b is None else _combined(op.name, a, b)
-                if found is not None and len(found.rest) > LONG_TEXT:
-                    found = replace(found, rest=nest.named(found.level, "int64_t", found.rest, self.fresh("n")))
-                nest.memo[key] = found
-            return nest.memo[key]
-        return None
-
-    def address(self, nest: Nest, pointer: Value, indices: list[Index]) -> Address:
-        """Where an element of a tensor of pointers points to."""
-        terms: list[Affine | str] = []  # offsets; a text is computed in the innermost loop
-        steps: dict[str, int | str] = {}
-        while pointer.type.shape and pointer not in self.array:
-            if pointer in self.running:
-                pointer, moved = self.running[pointer]
-                terms.append(Affine({}, moved, 0))
-            elif pointer.op.name == "tt.addptr":
-                pointer, offset = pointer.op.operands
-                terms.append(self.affine(nest, offset, indices) or self.element(nest, offset, indices))
-            else:
-                source = self.sources(pointer, indices)
-                if source is None:
-                    break
-                pointer, indices = source
-        base, level = self.element(nest, pointer, indices), self.level(nest, pointer, indices)
-        outer, inner = [], []
-        for term in terms:
-            if isinstance(term, str):
-                inner.append(f"(int64_t)({term})")
-                continue
-            steps = _summed(steps, term.factors)
-            level = max(level, term.level)
-            outer += [f"(int64_t){term.rest}"] if term.rest not in ("0", "(0)") else []
-        if outer:
-            key = base, tuple(outer)
-            if key not in nest.memo:
-                text = " + ".join([base, *outer])
-                nest.memo[key] = nest.named(level, kind_of(pointer.type.element).value, text, self.fresh("p"))
-            base = nest.memo[key]
-        inner += [name if step == 1 else f"{name} * (int64_t)({step})" for name, step in steps.items() if step != 0]
-        is_affine = not any(isinstance(term, str) for term in terms) and (not nest.depth or level < nest.factored)
-        return Address(base, " + ".join(inner) or "0", steps.get(nest.inner, 0) if is_affine else None, steps)
-
 
 def assignment(name: str, kind: Type, indices: list[Index], text: str) -> str:
     """C that assigns to a scalar, or to an element of a tensor's array."""
     if not kind.shape:
         return f"{name} = {text};"
     return f"{name}[{flat_index(kind.shape, indices).text}] = {kind_in_array(kind.element).to_store(text)};"
-
-
-def _affine_index(nest: Nest, index: Index) -> Affine | None:
-    if index.linear is None:
-        return None
-    own = {name: factor for name, factor in index.linear.items() if name in nest.variables[nest.factored - 1 :]}
-    rest = {name: factor for name, factor in index.linear.items() if name not in own}
-    level = max((nest.variables.index(name) + 1 for name, factor in rest.items() if name and factor), default=0)
-    return Affine({name: factor for name, factor in own.items() if factor}, f"({linear_text(rest)})", level)
-
-
-def _sum(a: int | str, b: int | str) -> int | str:
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
-    return b if a == 0 else a if b == 0 else f"({a} + {b})"
-
-
-def _summed(a: dict[str, int | str], b: dict[str, int | str]) -> dict[str, int | str]:
-    return {name: _sum(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
-
-
-def _times(factor: int | str, number: str) -> int | str:
-    """A factor times C, which may be a number."""
-    found = re.fullmatch(r"\(?(-?\d+)\)?|INT64_C\((-?\d+)\)", number)
-    if found and isinstance(factor, int):
-        return factor * int(found[1] or found[2])
-    return f"({factor}) * (int64_t){number}"
-
-
-def _combined(name: str, a: Affine, b: Affine) -> Affine | None:
-    level = max(a.level, b.level)
-    rest = f"((int64_t){a.rest} {elements.INTEGER_INFIX[name.split('.')[1]]} (int64_t){b.rest})"
-    if name != "arith.muli":
-        sign = "1" if name == "arith.addi" else "-1"
-        return Affine(_summed(a.factors, {x: _times(factor, sign) for x, factor in b.factors.items()}), rest, level)
-    if a.factors and b.factors:
-        return None
-    a, b = (a, b) if a.factors else (b, a)  # now b is known outside
-    return Affine({x: _times(factor, b.rest) for x, factor in a.factors.items()}, rest, level)
 
 
 def require_stack(kernel: Kernel) -> None:

@@ -4,16 +4,15 @@ import ctypes
 import struct
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from triton_on_cpu.checks import run_checked
+from triton_on_cpu.compile import load
 from triton_on_cpu.errors import CompilerError, TritonOnCpuError
 from triton_on_cpu.pool import num_threads, pool
 
-MAX_ARGUMENTS = 256
 MAX_PROGRAMS = 2**31 - 1
-HEAD = struct.Struct("<Q4iq")  # packed_launch of pool.c: function, extents of the grid, threads, number of arguments
+HEAD = "<Q4i24x"  # of `launch` in runtime.h: function, grid, number of arguments, room for a checked launch's pointers
 # Each argument takes eight bytes. The names are from Triton's signatures.
 FORMATS = {"fp32": "f4x", "fp64": "d", "fp16": "e6x", "i1": "?7x", "u1": "?7x", "u64": "Q"}
 
@@ -23,24 +22,20 @@ class Launcher:
 
     Attributes:
         metadata: Triton's: name, hash, `checked`, and `arguments` and `sites` of generate.py.
-        places: For each argument of the C function, its place among the Python function's parameters.
+        places: For each argument of the C function, its place among the Python function's parameters, and whether it
+            is a tensor.
         file: Where the Python function stands.
     """
 
     def __init__(self, driver: Any, source: Any, metadata: Any) -> None:
         self.driver, self.metadata, self.file = driver, metadata, source.fn.fn.__code__.co_filename
-        names = [argument["name"] for argument in metadata.arguments]
-        kinds = [source.signature.get(name) for name in names]
-        if unknown := [name for name, kind in zip(names, kinds, strict=True) if not isinstance(kind, str)]:
+        kinds = {name: source.signature.get(name) for name in metadata.arguments}
+        if unknown := [name for name, kind in kinds.items() if not isinstance(kind, str)]:
             raise TritonOnCpuError(f"{metadata.name}: tuples are not supported as arguments ({', '.join(unknown)})")
-        if len(names) > MAX_ARGUMENTS:
-            raise TritonOnCpuError(f"{metadata.name} has {len(names)} arguments; at most {MAX_ARGUMENTS} are supported")
-        self.places = [source.fn.arg_names.index(name) for name in names]
-        self.is_pointer = [argument["is_pointer"] for argument in metadata.arguments]
-        formats = ["Q" if kind.startswith("*") else FORMATS.get(kind, "q") for kind in kinds]
-        self._pack = struct.Struct("".join((HEAD.format, *formats))).pack
-        self._getters = list(zip(self.places, self.is_pointer, strict=True))
-        self._tensors = [place for place, is_pointer in self._getters if is_pointer]
+        self.places = [(source.fn.arg_names.index(name), kind.startswith("*")) for name, kind in kinds.items()]
+        self._tensors = [place for place, is_tensor in self.places if is_tensor]
+        formats = ["Q" if kind.startswith("*") else FORMATS.get(kind, "q") for kind in kinds.values()]
+        self._pack = struct.Struct("".join((HEAD, *formats))).pack
         self.kernel = _load(metadata)
         self.function = ctypes.cast(self.kernel.run_programs, ctypes.c_void_p).value
         self._launch = pool().pool_launch
@@ -58,9 +53,9 @@ class Launcher:
             if min(x, y, z) == 0 and max(x, y, z) <= MAX_PROGRAMS:
                 return
             raise ValueError(f"{self.metadata.name}: the grid {(x, y, z)} must have 0 to {MAX_PROGRAMS} programs")
-        arguments = [values[i].data_ptr() if is_pointer else values[i] for i, is_pointer in self._getters]
+        arguments = [values[place].data_ptr() if is_tensor else values[place] for place, is_tensor in self.places]
         try:
-            packed = self._pack(self.function, x, y, z, num_threads(), len(arguments), *arguments)
+            packed = self._pack(self.function, x, y, z, len(arguments), *arguments)
         except struct.error:
             if not any(isinstance(size, float) for size in (x, y, z)):
                 raise
@@ -68,9 +63,9 @@ class Launcher:
                 f"{self.metadata.name}: the grid {(x, y, z)} must be of integers: triton.cdiv(n, BLOCK), not n / BLOCK"
             ) from None
         if self.metadata.checked:
-            run_checked(self, (x, y, z), packed[HEAD.size :], values)
+            run_checked(self, (x, y, z), packed, values)
         else:
-            self._launch(packed)
+            self._launch(packed, num_threads())
             recording = self.driver.of_thread.recording
             if recording is not None:
                 recording.add(self, packed, values)
@@ -80,7 +75,7 @@ class Launcher:
     def _refuse_device(self, place: int, value: Any) -> None:
         if getattr(getattr(value, "base", None), "is_cpu", False):  # of triton.reinterpret
             return
-        name = self.metadata.arguments[self.places.index(place)]["name"]
+        name = self.metadata.arguments[self.places.index((place, True))]
         where = f"a tensor on {value.device}" if hasattr(value, "device") else f"{value!r:.80}"
         raise ValueError(
             f"{name} of {self.metadata.name} must be a tensor on the CPU, where this process runs kernels; got {where}."
@@ -94,15 +89,7 @@ def _load(metadata: Any) -> ctypes.CDLL:
     path = next((path for name, path in files.items() if name.endswith(".so")), None)
     if path is None:
         raise CompilerError(f"Triton's cache has lost {metadata.name} since it was compiled. Start Python again.")
-    try:
-        return ctypes.CDLL(path)
-    except OSError as error:
-        for file in files.values():
-            Path(file).unlink(missing_ok=True)
-        raise CompilerError(
-            f"{metadata.name} in Triton's cache does not load ({error}). It was removed: start Python again, which "
-            "compiles it anew."
-        ) from error
+    return load(path, metadata.name, files.values())
 
 
 class Clock:

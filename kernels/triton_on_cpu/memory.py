@@ -14,11 +14,14 @@ import re
 from dataclasses import dataclass, field
 
 from triton_on_cpu import elements
-from triton_on_cpu.elements import KINDS, kind_of
-from triton_on_cpu.kernel import Address, Kernel, assignment
+from triton_on_cpu.addresses import Address, address_of, affine_form
+from triton_on_cpu.elements import kind_of
+from triton_on_cpu.kernel import Kernel, assignment
 from triton_on_cpu.nest import Index, Nest
+from triton_on_cpu.plan import bases
 from triton_on_cpu.ttir import Op, Value
 
+ACCESSES = {"tt.load": "load", "tt.store": "store", "tt.atomic_rmw": "atomic", "tt.atomic_cas": "atomic"}
 MIRRORED = {"slt": "sgt", "sle": "sge", "sgt": "slt", "sge": "sle"}
 ATOMICS = {"f32": ("fadd", "exch"), **dict.fromkeys(("i32", "i64"), ("add", "max", "min", "exch", "cas"))}
 
@@ -36,42 +39,46 @@ class Mask:
 
 def split_mask(kernel: Kernel, nest: Nest, mask: Value | None, indices: list[Index]) -> Mask:
     found = Mask()
-    for value, at in conditions(kernel, mask, indices):
+    for value, at in conditions(kernel, nest, mask, indices):
         level = kernel.level(nest, value, at)
-        bound = bound_of(kernel, nest, value, at) if level == nest.depth > 0 else None
+        bound = bound_of(kernel, nest, value, at)
         if level < nest.depth or not nest.depth:
             found.rows.append((kernel.element(nest, value, at), level))
         elif bound is None:
             found.elements.append(kernel.element(nest, value, at))
             continue
-        elif bound[1] != "always":
+        else:
             (found.lows if bound[0] == "low" else found.highs).append(bound[1])
         found.ensured.add((value, tuple(at)))
     return found
 
 
-def conditions(kernel: Kernel, mask: Value | None, indices: list[Index]) -> list[tuple[Value, list[Index]]]:
-    """The conditions on an element that do not always hold."""
+def conditions(kernel: Kernel, nest: Nest, mask: Value | None, indices: list[Index]) -> list[tuple[Value, list[Index]]]:
+    """The conditions on an element that do not always hold, nor are ensured by the nest."""
     if mask is None:
         return []
     op = mask.op
     if op.name == "arith.constant" and elements.constant_text(op) == "1":
         return []
-    if mask.type.shape and mask not in kernel.array and mask not in kernel.running:
+    if mask.type.shape and mask not in kernel.array:
         if op.name == "arith.andi":
-            return [condition for x in op.operands for condition in conditions(kernel, x, indices)]
+            return [condition for x in op.operands for condition in conditions(kernel, nest, x, indices)]
         source = kernel.sources(mask, indices)
         if source is not None:
-            return conditions(kernel, *source)
-    return [(mask, indices)]
+            return conditions(kernel, nest, *source)
+    bound = bound_of(kernel, nest, mask, indices)
+    holds = (mask, tuple(indices)) in nest.holds or (bound is not None and bound[0] == "always")
+    return [] if holds else [(mask, indices)]
 
 
 def bound_of(kernel: Kernel, nest: Nest, value: Value, indices: list[Index]) -> tuple[str, str] | None:
-    """A comparison of the innermost index as ('low' or 'high', the first index within or beyond it, or 'always')."""
+    """A comparison of the innermost index: ('low', first index within), ('high', first beyond it) or ('always', '')."""
     op = value.op
     if value in kernel.array or op.name != "arith.cmpi" or op.keyword not in MIRRORED:
         return None
-    a, b = (kernel.affine(nest, x, indices) for x in op.operands)
+    if not kernel.level(nest, value, indices) == nest.depth > 0:
+        return None
+    a, b = (affine_form(kernel, nest, x, indices) for x in op.operands)
     if a is None or b is None or max(a.level, b.level) >= nest.depth:
         return None
     predicate, index = op.keyword, {nest.inner: 1}
@@ -84,7 +91,7 @@ def bound_of(kernel: Kernel, nest: Nest, value: Value, indices: list[Index]) -> 
     if re.fullmatch(r"[\d() +*-]*", digits := bound.replace("(int64_t)", "")):
         number = eval(digits)  # digits and signs alone
         if number >= nest.size if is_high else number <= 0:
-            return "high" if is_high else "low", "always"
+            return "always", ""
         bound = str(number)
     return "high" if is_high else "low", bound
 
@@ -101,14 +108,24 @@ def bound_rows(kernel: Kernel, nest: Nest, mask: Mask, with_rows: bool) -> None:
     nest.low, nest.high = low, high
 
 
-def check_row(kernel: Kernel, nest: Nest, address: Address, check: str, num_bytes: int) -> None:
-    """A row whose elements are a fixed step apart is checked as a whole; a bad one is left out."""
-    test = f"ROW_WITHIN({address.base}, {nest.low}, {nest.high}, {address.step}, {check}, {num_bytes})"
-    nest.lines[nest.row_level].append(f"if ({nest.high} > {nest.low} && !{test}) {nest.high} = {nest.low};")
+def verified(
+    kernel: Kernel, nest: Nest, op: Op, address: Address, needed: list[str], by_row: bool = False
+) -> list[str]:
+    """The conditions on an element, and (of a checked kernel) the verification of the access `op`.
 
-
-def check_element(address: Address, check: str, num_bytes: int) -> str:
-    return f"WITHIN({address.base} + {address.at}, {check}, {num_bytes})"
+    `by_row`: A row without conditions, whose elements are a fixed step apart, is verified as a whole, and a bad one
+    left out.
+    """
+    if not kernel.checked:
+        return needed
+    pointer = op.operands[0]
+    argument, num_bytes = kernel.plan.argument_of(pointer), kind_of(pointer.type.pointee).num_bytes
+    access = f"{argument}, {kernel.site(op, ACCESSES[op.name], argument)}, {num_bytes}"
+    if by_row and not needed and nest.depth and isinstance(address.step, int):
+        row = f"ROW_WITHIN({address.base}, {nest.low}, {nest.high}, {address.step}, {access})"
+        nest.lines[nest.row_level].append(f"if ({nest.high} > {nest.low} && !{row}) {nest.high} = {nest.low};")
+        return []
+    return [*needed, f"WITHIN({address.base} + {address.at}, {access})"]
 
 
 def contiguous_dimension(kernel: Kernel, pointer: Value) -> int | None:
@@ -117,7 +134,7 @@ def contiguous_dimension(kernel: Kernel, pointer: Value) -> int | None:
     for d in reversed(range(len(shape))):
         if shape[d] > 1 and len(shape) > 1:
             trial = kernel.nest(shape, d)
-            if kernel.address(trial, pointer, trial.indices).step == 1:
+            if address_of(kernel, trial, pointer, trial.indices).step == 1:
                 return d
     return None
 
@@ -129,16 +146,9 @@ def load_element(kernel: Kernel, nest: Nest, op: Op, indices: list[Index]) -> st
     """A load where its value is used."""
     pointer, *rest = op.operands
     element = op.result.type.element
-    address = kernel.address(nest, pointer, indices if pointer.type.shape else [])
-    needed = []
-    for value, at in conditions(kernel, rest[0] if rest else None, indices):
-        if (value, tuple(at)) in nest.holds:
-            continue
-        is_bound = nest.depth and kernel.level(nest, value, at) == nest.depth
-        if not is_bound or bound_of(kernel, nest, value, at) not in (("high", "always"), ("low", "always")):
-            needed.append(kernel.element(nest, value, at))
-    if kernel.checked:
-        needed.append(check_element(address, kernel.site(op, "load", pointer), kind_of(element).num_bytes))
+    address = address_of(kernel, nest, pointer, indices if pointer.type.shape else [])
+    of_mask = conditions(kernel, nest, rest[0] if rest else None, indices)
+    needed = verified(kernel, nest, op, address, [kernel.element(nest, value, at) for value, at in of_mask])
     text = kind_of(element).loaded(f"{address.base}[{address.at}]")
     if not needed:
         return text
@@ -176,22 +186,18 @@ def _fill_by_load(kernel: Kernel, op: Op, name: str) -> None:
         return
     element = value.type.element
     kind = kind_of(element)
-    address = kernel.address(nest, pointer, nest.indices)
+    address = address_of(kernel, nest, pointer, nest.indices)
     is_bounded = bool(mask.rows or mask.lows or mask.highs or kernel.checked)
     if is_bounded:
         bound_rows(kernel, nest, mask, with_rows=True)
     text = kind.loaded(f"{address.base}[{address.at}]")
-    if kernel.checked:
-        check = kernel.site(op, "load", pointer)
-        if isinstance(address.step, int):
-            check_row(kernel, nest, address, check, kind.num_bytes)
-        else:
-            text = f"{check_element(address, check, kind.num_bytes)} ? {text} : 0"
+    if needed := verified(kernel, nest, op, address, [], by_row=True):
+        text = f"{needed[0]} ? {text} : 0"
     nest.add(assignment(name, value.type, nest.indices, text))
     twin = None if kernel.checked or address.step != 1 else _twin(kernel, op)
     if twin is not None:
-        base, other_base = twin
-        row = f"(const char *){other_base} + ((const char *){address.base} - (const char *){base})"
+        base, other = twin
+        row = f"(const char *){other} + ((const char *){address.base} - (const char *){base})"
         nest.lines[nest.row_level].append(f"prefetch({row}, {nest.size * kind.num_bytes});")
     if is_bounded:
         other = kernel.element(nest, rest[1], nest.indices) if len(rest) > 1 else unread(kernel, element)
@@ -206,22 +212,12 @@ def _fill_by_load(kernel: Kernel, op: Op, name: str) -> None:
 def _twin(kernel: Kernel, op: Op) -> tuple[str, str] | None:
     """(this load's first address, that of a later load in the block which reads a tile at the same offsets), such as
     the values beside these keys: its rows are asked for while this tile is computed with."""
-    base, offsets = _base_and_offsets(op.operands[0])
     for later in op.block.ops[op.block.ops.index(op) + 1 :]:
         if later.name == "tt.load" and later.result.type == op.result.type:
-            other_base, other_offsets = _base_and_offsets(later.operands[0])
-            if offsets == other_offsets and base in kernel.scalar and other_base in kernel.scalar:
-                return kernel.scalar[base], kernel.scalar[other_base]
+            base, other = bases(op.operands[0], later.operands[0])
+            if base in kernel.scalar and other in kernel.scalar:
+                return kernel.scalar[base], kernel.scalar[other]
     return None
-
-
-def _base_and_offsets(pointer: Value) -> tuple[Value, list[Value]]:
-    """The scalar that a tensor of pointers begins with, and the offsets that are added to it."""
-    offsets = []
-    while pointer.type.shape and pointer.op.name in ("tt.addptr", "tt.broadcast", "tt.expand_dims", "tt.splat"):
-        offsets += pointer.op.operands[1:]
-        pointer = pointer.op.operands[0]
-    return pointer, offsets
 
 
 # ---- stores
@@ -243,14 +239,8 @@ def store(kernel: Kernel, op: Op) -> None:
             nest.lines[level].append(f"if (!{text}) continue;")
     if mask.lows or mask.highs or (kernel.checked and nest.depth):
         bound_rows(kernel, nest, mask, with_rows=False)
-    address = kernel.address(nest, pointer, nest.indices)
-    needed = mask.elements
-    if kernel.checked:
-        check, num_bytes = kernel.site(op, "store", pointer), kind_of(element).num_bytes
-        if isinstance(address.step, int) and not needed and nest.depth:
-            check_row(kernel, nest, address, check, num_bytes)
-        else:
-            needed = [*needed, check_element(address, check, num_bytes)]
+    address = address_of(kernel, nest, pointer, nest.indices)
+    needed = verified(kernel, nest, op, address, mask.elements, by_row=True)
     line = f"{address.base}[{address.at}] = {_stored(kernel, nest, element, value)};"
     nest.add(f"if ({' && '.join(needed)}) {line}" if needed else line)
     if address.step in (0, None):
@@ -280,13 +270,11 @@ def atomic(kernel: Kernel, op: Op) -> None:
         raise op.unsupported("Use an fp32 or int32 tensor.", f"an atomic `{what}` on {element}")
     nest = kernel.nest(pointer.type.shape)
     nest.pragma = ""
-    of_mask = conditions(kernel, masks[0] if masks else None, nest.indices)
+    of_mask = conditions(kernel, nest, masks[0] if masks else None, nest.indices)
     needed = [kernel.element(nest, value, at) for value, at in of_mask]
-    address = kernel.address(nest, pointer, nest.indices)
+    address = address_of(kernel, nest, pointer, nest.indices)
     texts = [kernel.element(nest, value, nest.indices) for value in values]
-    if kernel.checked:
-        check = kernel.site(op, "atomic", pointer)
-        needed = [*needed, check_element(address, check, KINDS[pointer.type.pointee].num_bytes)]
+    needed = verified(kernel, nest, op, address, needed)
     condition = " && ".join(needed) or "1"
     call = f"atomic_{what}_{element}(&{address.base}[{address.at}], {', '.join(texts)})"
     if not result.uses:

@@ -31,6 +31,7 @@ COSTS = {
 DEAR = 8
 AFFINE_SOURCES = ("arith.constant", "tt.make_range", "tt.splat")
 AFFINE_STEPS = ("arith.addi", "arith.subi", "arith.muli", "arith.extsi", "tt.expand_dims", "tt.broadcast", "tt.trans")
+POINTER_STEPS = ("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims")
 
 
 class Plan:
@@ -49,8 +50,8 @@ class Plan:
         for block in reversed(function.blocks):
             self._plan_block(block)
 
-    def argument_of(self, pointer: Value) -> int | None:
-        """The index of the kernel's argument that a pointer comes from; None if it cannot be told."""
+    def argument_of(self, pointer: Value) -> int:
+        """The index of the kernel's argument that a pointer comes from; -1 if it cannot be told."""
         for _ in range(100):
             if pointer in self.arguments:
                 return self.arguments[pointer]
@@ -59,8 +60,8 @@ class Plan:
             elif pointer.op.name in SHAPES or pointer.op.name in ("tt.addptr", "tt.bitcast"):
                 pointer = pointer.op.operands[0]
             else:
-                return None
-        return None
+                break
+        return -1
 
     def _note_loops(self, block: Block) -> None:
         for op in block.ops:
@@ -150,7 +151,7 @@ class Plan:
         if any(other.name in EFFECTS or (other.regions and other.name not in FOLDS) for other in between):
             return False
         return root.name not in EFFECTS or (
-            root.name == "tt.store" and self._same_places(op.operands[0], root.operands[0])
+            root.name == "tt.store" and self._have_same_places(op.operands[0], root.operands[0])
         )
 
     def source_of_product(self, value: Value) -> Value:
@@ -159,14 +160,9 @@ class Plan:
             value = value.op.operands[0]
         return value
 
-    def _same_places(self, a: Value, b: Value) -> bool:
+    def _have_same_places(self, a: Value, b: Value) -> bool:
         """Whether two tensors of pointers, perhaps into different arguments, have the same offsets."""
-        while a is not b and a.op.name:
-            if a.op.name != b.op.name or a.op.name not in ("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims"):
-                return False
-            if a.op.name == "tt.addptr" and a.op.operands[1] is not b.op.operands[1]:
-                return False
-            a, b = a.op.operands[0], b.op.operands[0]
+        a, b = bases(a, b)
         return a is b or (a in self.arguments and b in self.arguments)
 
     def is_affine(self, value: Value) -> bool:
@@ -176,3 +172,12 @@ class Plan:
             is_step = op.name in AFFINE_STEPS and all(self.is_affine(x) for x in op.operands)
             self._affine[value] = not value.type.shape or op.name in AFFINE_SOURCES or is_step
         return self._affine[value]
+
+
+def bases(a: Value, b: Value) -> tuple[Value, Value]:
+    """The pointers that two tensors of pointers begin with, below the offsets that are added to both of them."""
+    while a is not b and a.op.name == b.op.name and a.op.name in POINTER_STEPS:
+        if a.op.operands[1:] != b.op.operands[1:] or a.op.integer("axis") != b.op.integer("axis"):
+            break
+        a, b = a.op.operands[0], b.op.operands[0]
+    return a, b

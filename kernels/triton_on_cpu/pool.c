@@ -31,11 +31,7 @@
 #define CLOSED 0xffffffffu   /* one launch is over, the next is being written */
 #define FINISHED 0xfffffffeu /* the list is over */
 
-typedef struct {
-  run_programs_fn run;
-  launch *l;
-  const void *const *args;
-} job;
+typedef const launch *const *launches;
 
 typedef struct {
   _Alignas(64) int32_t asleep; /* a futex */
@@ -46,10 +42,10 @@ typedef struct {
 static struct {
   _Alignas(64) uint64_t ticket;
   _Alignas(64) int32_t done; /* programs of the open launch */
-  _Alignas(64) job open;     /* whose programs the ticket counts */
+  _Alignas(64) const launch *open; /* whose programs the ticket counts */
   int32_t total, threads;    /* its programs; who may take them: 0 (the caller) to threads - 1, or 1 to threads */
-  const job *jobs;
-  int64_t num_jobs, at;
+  launches list;
+  int64_t length, at;
   int32_t busy, num_workers, caller_helps, pays_waking;
   int32_t cost_ns[256]; /* what a program took lately, by its kernel's address; 0: not known */
   _Alignas(64) uint64_t put_aside; /* list << 32 | a bit for each of the first 32 threads, never all that may take programs */
@@ -83,7 +79,7 @@ static void wake(int who) {
     syscall(SYS_futex, futex, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-static int32_t *cost_of(run_programs_fn run) { return &pool.cost_ns[((uintptr_t)run >> 4) % 256]; }
+static int32_t *cost_of(const launch *l) { return &pool.cost_ns[((uintptr_t)l->run_programs >> 4) % 256]; }
 
 static int is_put_aside(int who) { return who < 32 && __atomic_load_n(&pool.put_aside, __ATOMIC_ACQUIRE) >> who & 1; }
 
@@ -130,15 +126,15 @@ static void publish_next(int self) {
   uint64_t closed = ((GET(pool.ticket) >> 32) + 1) << 32, open = closed + (1ULL << 32);
   SET(pool.ticket, closed | CLOSED);
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
-  while (pool.at < pool.num_jobs && num_programs(pool.jobs[pool.at].l) == 0) pool.at++;
-  if (pool.at == pool.num_jobs) {
+  while (pool.at < pool.length && num_programs(pool.list[pool.at]) == 0) pool.at++;
+  if (pool.at == pool.length) {
     __atomic_store_n(&pool.ticket, open | FINISHED, __ATOMIC_SEQ_CST);
     wake(0); /* of the pool nothing else may be touched now: the caller may have left, and come again */
     return;
   }
-  const job *next = &pool.jobs[pool.at++];
-  int32_t total = (int32_t)num_programs(next->l);
-  SET(pool.open.run, next->run), SET(pool.open.l, next->l), SET(pool.open.args, next->args);
+  const launch *next = pool.list[pool.at++];
+  int32_t total = (int32_t)num_programs(next);
+  SET(pool.open, next);
   SET(pool.total, total), SET(pool.done, 0);
   int32_t first = !pool.caller_helps, end = first + pool.threads, helps = self >= first && !is_put_aside(self);
   int32_t to_wake = helps && !pool.pays_waking ? 0 : total - helps;
@@ -152,7 +148,7 @@ static uint64_t work(int who) {
   for (;;) {
     uint64_t ticket = __atomic_load_n(&pool.ticket, __ATOMIC_ACQUIRE);
     uint32_t next = (uint32_t)ticket;
-    job open = {GET(pool.open.run), GET(pool.open.l), GET(pool.open.args)};
+    const launch *open = GET(pool.open);
     int32_t total = GET(pool.total), threads = GET(pool.threads);
     if (next >= (uint32_t)total || who >= threads + !GET(pool.caller_helps) || is_put_aside(who)) return ticket;
     int32_t chunk = (int32_t)(total - next) / (4 * threads); /* large ones first, then down to single programs */
@@ -162,10 +158,10 @@ static uint64_t work(int who) {
       continue;
     SET(pool.seats[who].has_chunk, 1);
     int64_t before = now_ns();
-    open.run(open.l, open.args, (int32_t)next, (int32_t)next + chunk);
+    open->run_programs(open, (int32_t)next, (int32_t)next + chunk);
     int64_t cost = (now_ns() - before) / chunk;
     SET(pool.seats[who].has_chunk, 0);
-    SET(*cost_of(open.run), cost < 1 ? 1 : cost < WAKE_NS ? (int32_t)cost : WAKE_NS);
+    SET(*cost_of(open), cost < 1 ? 1 : cost < WAKE_NS ? (int32_t)cost : WAKE_NS);
     if (__atomic_add_fetch(&pool.done, chunk, __ATOMIC_ACQ_REL) == total) publish_next(who);
   }
 }
@@ -199,17 +195,17 @@ static int32_t start_workers(int32_t wanted) {
 }
 
 /* Whether a list is work enough for threads that sleep: a step of many small launches is. */
-static int pays_waking(const job *jobs, int64_t num_jobs) {
+static int pays_waking(launches list, int64_t length) {
   int64_t total_ns = 0;
-  for (int64_t i = 0; i < num_jobs && total_ns < WAKE_NS; i++) {
-    int64_t cost = GET(*cost_of(jobs[i].run));
-    total_ns += cost ? cost * num_programs(jobs[i].l) : WAKE_NS;
+  for (int64_t i = 0; i < length && total_ns < WAKE_NS; i++) {
+    int64_t cost = GET(*cost_of(list[i]));
+    total_ns += cost ? cost * num_programs(list[i]) : WAKE_NS;
   }
   return total_ns >= WAKE_NS;
 }
 
-/* Begins a list of launches; 0 if the pool is taken or has no threads. `jobs` must stay until it is finished. */
-static int begin(const job *jobs, int64_t num_jobs, int32_t threads, int caller_helps) {
+/* Begins a list of launches; 0 if the pool is taken or has no threads. `list` must stay until it is finished. */
+static int begin(launches list, int64_t length, int32_t threads, int caller_helps) {
   if (__atomic_exchange_n(&pool.busy, 1, __ATOMIC_ACQUIRE)) return 0;
   if (threads > MAX_THREADS) threads = MAX_THREADS;
   int32_t workers = pool.num_workers, wanted = threads - !!caller_helps;
@@ -219,9 +215,9 @@ static int begin(const job *jobs, int64_t num_jobs, int32_t threads, int caller_
     __atomic_store_n(&pool.busy, 0, __ATOMIC_RELEASE);
     return 0;
   }
-  pool.jobs = jobs, pool.num_jobs = num_jobs, pool.at = 0;
+  pool.list = list, pool.length = length, pool.at = 0;
   SET(pool.threads, threads), SET(pool.caller_helps, caller_helps);
-  pool.pays_waking = pays_waking(jobs, num_jobs);
+  pool.pays_waking = pays_waking(list, length);
   __atomic_store_n(&pool.put_aside, ((GET(pool.put_aside) >> 32) + 1) << 32, __ATOMIC_RELEASE);
   if (caller_helps) pthread_getcpuclockid(pthread_self(), &pool.seats[0].clock);
   publish_next(caller_helps ? 0 : -1);
@@ -229,7 +225,7 @@ static int begin(const job *jobs, int64_t num_jobs, int32_t threads, int caller_
 }
 
 /* For a launch that has a time limit: pool_start, then pool_wait until it returns 1. */
-int pool_start(const job *jobs, int64_t num_jobs, int32_t threads) { return begin(jobs, num_jobs, threads, 0); }
+int pool_start(launches list, int64_t length, int32_t threads) { return begin(list, length, threads, 0); }
 
 int pool_wait(int64_t limit_ns) {
   for (int64_t end = now_ns() + limit_ns, left = limit_ns; left >= 0; left = end - now_ns()) {
@@ -244,28 +240,14 @@ int pool_wait(int64_t limit_ns) {
 }
 
 /* Runs a list of launches to its end; alone if the pool is at work for another thread. */
-void pool_run(const job *jobs, int64_t num_jobs, int32_t threads) {
-  int is_single = threads == 1 || (num_jobs == 1 && num_programs(jobs->l) <= 1);
-  if (is_single || !begin(jobs, num_jobs, threads, 1)) {
-    for (int64_t i = 0; i < num_jobs; i++) jobs[i].run(jobs[i].l, jobs[i].args, 0, (int32_t)num_programs(jobs[i].l));
+void pool_run(launches list, int64_t length, int32_t threads) {
+  int is_single = threads == 1 || (length == 1 && num_programs(*list) <= 1);
+  if (is_single || !begin(list, length, threads, 1)) {
+    for (int64_t i = 0; i < length; i++) list[i]->run_programs(list[i], 0, (int32_t)num_programs(list[i]));
     return;
   }
   for (uint64_t ticket; (uint32_t)(ticket = work(0)) != FINISHED;) wait_for_news(0, (uint32_t)(ticket >> 32), -1);
   __atomic_store_n(&pool.busy, 0, __ATOMIC_RELEASE);
 }
 
-/* One launch, packed by Python: what, how, and the arguments' values in eight bytes each. */
-typedef struct {
-  run_programs_fn run;
-  int32_t grid[3], threads;
-  int64_t num_args;
-  uint64_t values[];
-} packed_launch;
-
-void pool_launch(const packed_launch *p) {
-  const void *args[MAX_THREADS];
-  for (int64_t i = 0; i < p->num_args; i++) args[i] = &p->values[i];
-  launch l = {{p->grid[0], p->grid[1], p->grid[2]}, (int32_t)p->num_args, NULL, NULL, NULL};
-  job one = {p->run, &l, args};
-  pool_run(&one, 1, p->threads);
-}
+void pool_launch(const launch *l, int32_t threads) { pool_run(&l, 1, threads); }

@@ -22,12 +22,17 @@ def num_threads() -> int:
     return _num_threads or torch.get_num_threads()
 
 
+def list_of(launches: list[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
+    """Launches, each as runtime.h has it, for `pool_run` and `pool_start`; the array keeps them alive."""
+    return (ctypes.c_char_p * len(launches))(*launches)
+
+
 @cache
 def pool() -> ctypes.CDLL:
     """The compiled pool.c, one for all kernels of this process."""
     loaded = library(HERE / "pool.c")
-    loaded.pool_launch.argtypes = [ctypes.c_char_p]
-    loaded.pool_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
+    loaded.pool_launch.argtypes = [ctypes.c_char_p, ctypes.c_int32]
+    loaded.pool_run.argtypes = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_int64, ctypes.c_int32]
     loaded.pool_start.argtypes = loaded.pool_run.argtypes
     loaded.pool_wait.argtypes = [ctypes.c_int64]
     for function in (loaded.pool_launch, loaded.pool_run):

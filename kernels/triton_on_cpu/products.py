@@ -11,6 +11,7 @@ bf16 with neighbours in k side by side.
 import math
 
 from triton_on_cpu import memory
+from triton_on_cpu.addresses import address_of
 from triton_on_cpu.elements import FP8
 from triton_on_cpu.kernel import Kernel
 from triton_on_cpu.ttir import Op, Type, Value
@@ -106,7 +107,7 @@ def _laid_out(kernel: Kernel, value: Value) -> tuple[str, list[Steps]] | None:
     if op.name == "tt.load":
         nest = kernel.nest(value.type.shape)
         nest.factored = min(1, nest.depth)
-        address = kernel.address(nest, op.operands[0], nest.indices)
+        address = address_of(kernel, nest, op.operands[0], nest.indices)
         kernel.out += nest.lines[0]
         steps = [[(size, address.steps.get(i.text, 0))] for size, i in zip(nest.shape, nest.indices, strict=True)]
         return None if address.step is None else (address.base, steps)

@@ -14,11 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from triton_on_cpu.checks import Job, job_of
 from triton_on_cpu.driver import active_driver
 from triton_on_cpu.errors import TritonOnCpuError
-from triton_on_cpu.launch import HEAD
-from triton_on_cpu.pool import num_threads, pool
+from triton_on_cpu.pool import list_of, num_threads, pool
 
 ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
 
@@ -35,10 +33,10 @@ class Recording:
 
     def __len__(self) -> int:
         """The number of launches."""
-        return sum(len(part.jobs) for part in self._parts if isinstance(part, _Launches))
+        return sum(len(part.packed) for part in self._parts if isinstance(part, _Launches))
 
     def add(self, launcher: Any, packed: bytes, values: tuple[Any, ...]) -> None:
-        """A launch, as launch.py packs it for pool.c."""
+        """A launch, as launch.py packs it."""
         last = self._parts[-1] if self._parts else None
         if not isinstance(last, _Launches):
             last = _Launches()
@@ -59,21 +57,19 @@ class _Launches:
     """Launches that follow each other."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.packed: list[bytes] = []
         self._kept: list[Any] = []
-        self._packed: ctypes.Array[Job] | None = None
+        self._list: ctypes.Array[ctypes.c_char_p] | None = None
 
     def add(self, launcher: Any, packed: bytes, values: tuple[Any, ...]) -> None:
-        function, x, y, z, _, number = HEAD.unpack_from(packed)
-        job, kept = job_of(function, (x, y, z), packed[HEAD.size :], number)
-        self.jobs.append(job)
-        self._kept.append((launcher, kept, values))
-        self._packed = None
+        self.packed.append(packed)
+        self._kept.append((launcher, values))
+        self._list = None
 
     def repeat(self) -> None:
-        if self._packed is None:
-            self._packed = (Job * len(self.jobs))(*self.jobs)
-        pool().pool_run(ctypes.addressof(self._packed), len(self.jobs), num_threads())
+        if self._list is None:
+            self._list = list_of(self.packed)
+        pool().pool_run(self._list, len(self.packed), num_threads())
 
 
 class _Operation:

@@ -9,6 +9,7 @@ import faulthandler
 import functools
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -29,10 +30,22 @@ from triton.compiler import ASTSource
 from tests.mutation import Mutant
 from triton_on_cpu import checks, compile, generate
 from triton_on_cpu.driver import CpuBackend, Options, make_ttir
+from triton_on_cpu.launch import HEAD
 
 PACKAGE = Path(compile.HERE)
-MODULES = ("ttir", "nest", "plan", "kernel", "elements", "memory", "products", "reductions", "control", "generate")
-KINDS = {0: None, 1: "load", 2: "store", 3: "atomic", 4: "assert"}
+MODULES = (
+    "ttir",
+    "nest",
+    "plan",
+    "kernel",
+    "addresses",
+    "elements",
+    "memory",
+    "products",
+    "reductions",
+    "control",
+    "generate",
+)
 
 
 @dataclass(frozen=True)
@@ -119,25 +132,29 @@ def run(
     """
     given = [as_argument(value) for value in values]
     library, generated = build(kernel, *given, checked=checked, **constants)
-    assert len(given) == len(generated.arguments), [a.name for a in generated.arguments]
+    assert len(given) == len(generated.arguments), generated.arguments
     bounds = (checks.Extent * max(1, len(given)))()
     for i, value in enumerate(given):
         if isinstance(value, torch.Tensor):
             given[i], storage = ctypes.c_uint64(value.data_ptr()), value.untyped_storage()
             bounds[i] = checks.Extent(storage.data_ptr(), (extents or {}).get(i, storage.nbytes()))
-    pointers = (ctypes.c_void_p * max(1, len(given)))(*[ctypes.addressof(word) for word in given])
     fault, stop = checks.Fault(), ctypes.c_int32(0)
     grid = (*grid, 1, 1)[:3]
-    launch = checks.Launch(grid, len(given), *map(ctypes.addressof, (bounds, fault, stop)))
+    arguments = b"".join(bytes(word).ljust(8, b"\0") for word in given)
+    launch = checks.with_checks(struct.pack(HEAD, 0, *grid, len(given)) + arguments, bounds, fault, stop)
     if limit_s is not None:
         threading.Timer(limit_s, setattr, (stop, "value", 1)).start()
     total = grid[0] * grid[1] * grid[2]
     step = programs_per_call or max(1, total)
     for first in range(0, total, step):
-        library.run_programs(ctypes.byref(launch), pointers, first, min(first + step, total))
+        library.run_programs(launch, first, min(first + step, total))
     if not fault.failed:
         return None
-    return Fault(KINDS[fault.kind], tuple(fault.program), fault.argument, fault.line, fault.element)
+    site, element = generated.sites[fault.site], 0
+    if site.argument >= 0:
+        tensor = values[site.argument]
+        element = (fault.address - tensor.data_ptr()) // tensor.element_size()
+    return Fault(site.what, tuple(fault.program), site.argument, site.line, element)
 
 
 # ---- planted bugs

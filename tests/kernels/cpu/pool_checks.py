@@ -6,6 +6,7 @@ A mutant of the pool may hang, so its process is killed after a while. Neither t
 import ctypes
 import os
 import random
+import struct
 import sys
 import threading
 import time
@@ -19,10 +20,10 @@ KERNEL = r"""
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-void run_programs(const launch *l, const void *const *args, int32_t first, int32_t last) {
-  const uint32_t *in = *(uint32_t *const *)args[0];
-  uint32_t *out = *(uint32_t *const *)args[1];
-  int32_t n = *(const int32_t *)args[2], kind = *(const int32_t *)args[3], salt = *(const int32_t *)args[4];
+void run_programs(const launch *l, int32_t first, int32_t last) {
+  const uint32_t *in = (const uint32_t *)l->args[0];
+  uint32_t *out = (uint32_t *)l->args[1];
+  int32_t n = l->args[2], kind = l->args[3], salt = l->args[4];
   for (int32_t p = first; p < last; p++) {
     if (kind == 0) { out[p] = 3 * in[(7 * p + salt) % n] + p; continue; }
     if (kind == 2 || kind == 4) {
@@ -37,28 +38,18 @@ void run_programs(const launch *l, const void *const *args, int32_t first, int32
 """
 
 
-class Launch(ctypes.Structure):
-    _fields_ = (("grid", ctypes.c_int32 * 3), ("num_args", ctypes.c_int32), ("pointers", ctypes.c_void_p * 3))
-
-
-class Job(ctypes.Structure):
-    _fields_ = (("run", ctypes.c_void_p), ("launch", ctypes.c_void_p), ("args", ctypes.c_void_p))
-
-
 class Jobs:
     """A list of launches: rows of (grid, input, output, n, kind, salt)."""
 
     def __init__(self, kernel, rows, stop=None):
-        self.kept = []
-        self.array = (Job * len(rows))(*[self._job(kernel, stop, *row) for row in rows])
-        self.pointer, self.number = ctypes.addressof(self.array), len(rows)
+        self.kept, self.number = rows, len(rows)
+        self.pointer = (ctypes.c_char_p * len(rows))(*[self._launch(kernel, stop, *row) for row in rows])
 
-    def _job(self, kernel, stop, grid, source, target, n, kind, salt):
-        words = (ctypes.c_uint64 * 5)(ctypes.addressof(source), ctypes.addressof(target), n, kind, salt)
-        args = (ctypes.c_void_p * 5)(*[ctypes.addressof(words) + 8 * i for i in range(5)])
-        launch = Launch(grid, 5, (None, None, ctypes.addressof(stop) if stop is not None else None))
-        self.kept.append((words, args, launch, source, target))
-        return Job(ctypes.cast(kernel.run_programs, ctypes.c_void_p), ctypes.addressof(launch), ctypes.addressof(args))
+    def _launch(self, kernel, stop, grid, source, target, n, kind, salt):
+        """As runtime.h has it."""
+        run = ctypes.cast(kernel.run_programs, ctypes.c_void_p).value
+        head = run, *grid, 5, 0, 0, 0 if stop is None else ctypes.addressof(stop)
+        return struct.pack("<Q4i3Q5Q", *head, ctypes.addressof(source), ctypes.addressof(target), n, kind, salt)
 
 
 def buffer(n, values=None):

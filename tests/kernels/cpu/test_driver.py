@@ -183,7 +183,7 @@ LAUNCH = "triton_on_cpu.launch"
 MUTANTS = [
     ("floats in eight bytes", LAUNCH, '"fp32": "f4x"', '"fp32": "d"', check_arguments),
     ("unsigned as signed", LAUNCH, ', "u64": "Q"}', "}", check_arguments),
-    ("places of the signature without constants", LAUNCH, "[source.fn.arg_names.index(name) for name in names]", "list(range(len(names)))", check_arguments),
+    ("places of the signature without constants", LAUNCH, "(source.fn.arg_names.index(name), kind.startswith(\"*\")) for name, kind in kinds.items()", "(i, kind.startswith(\"*\")) for i, kind in enumerate(kinds.values())", check_arguments),
     ("x and y swapped", LAUNCH, "self._pack(self.function, x, y, z,", "self._pack(self.function, y, x, z,", check_grids),
     ("two negative extents", LAUNCH, " or x < 0 or y < 0:", ":", check_grids),
     ("any number of programs", LAUNCH, "0 < x * y * z <= MAX_PROGRAMS", "0 < x * y * z", check_grids),
@@ -192,7 +192,7 @@ MUTANTS = [
     ("NaN is a limit", "triton_on_cpu.driver", "not time_limit_s > 0:", "time_limit_s <= 0:", check_time_limits),
     ("devices not looked at", LAUNCH, 'if not getattr(values[place], "is_cpu", False):', "if False:", check_devices),
     ("torch's threads whatever is set", "triton_on_cpu.pool", "return _num_threads or torch", "return torch", check_threads),
-    ("what does not load stays", LAUNCH, "Path(file).unlink(missing_ok=True)", "pass", check_lost_files),
+    ("only the library is removed", LAUNCH, "metadata.name, files.values())", "metadata.name, [])", check_lost_files),
 ]  # fmt: skip
 
 

@@ -49,7 +49,7 @@ MUTANTS = [
     ("nobody is woken", "if (who != self && !is_put_aside(who)) wake(who), to_wake--;", "to_wake--;", "check_threads"),
     ("all kernels are cheap", "return total_ns >= WAKE_NS;", "return 0;", "check_threads"),
     ("the caller's own kernels wake too", "return total_ns >= WAKE_NS;", "return 1;", "check_cheap_launches_wake_nobody"),
-    ("each launch of a list is cheap", "total_ns += cost ? cost * num_programs(jobs[i].l) : WAKE_NS;", "total_ns = cost ? cost * num_programs(jobs[i].l) : WAKE_NS;", "check_lists_of_cheap_launches"),
+    ("each launch of a list is cheap", "total_ns += cost ? cost * num_programs(list[i]) : WAKE_NS;", "total_ns = cost ? cost * num_programs(list[i]) : WAKE_NS;", "check_lists_of_cheap_launches"),
     ("more threads than asked for", "|| who >= threads + !GET(pool.caller_helps) ||", "||", "check_threads_that_are_still_awake"),
     ("threads without a processor are waited for", "      put_aside_the_absent(who);\n", "", "check_an_absent_thread"),
     ("the absent thread's own launches", "helps = self >= first && !is_put_aside(self);", "helps = self >= first;", "check_an_absent_thread"),

@@ -176,9 +176,8 @@ def test_recording(compiling, check):
 
 
 MUTANTS = [
-    ("each launch has the last one's values", "packed[HEAD.size :], number", "packed[HEAD.size + 8 :], number", check_replays),
-    ("grids transposed", "(x, y, z), packed[", "(z, y, x), packed[", check_replays),
-    ("the last launch is left out", "len(self.jobs), num_threads())", "len(self.jobs) - 1, num_threads())", check_replays),
+    ("each launch has the last one's values", "self._list = list_of(self.packed)", "self._list = list_of(self.packed[-1:] * len(self.packed))", check_replays),
+    ("the last launch is left out", "len(self.packed), num_threads())", "len(self.packed) - 1, num_threads())", check_replays),
     ("torch may compute", "            if not self._is_recorded:\n", "            if False:\n", check_refusals),
     ("torch may write", "if not self._is_recorded and is_mutable and", "if False and", check_unrepeatable),
     ("a recording never ends", "    finally:\n        driver.of_thread.recording = None", "    finally:\n        pass", check_more_recordings),
