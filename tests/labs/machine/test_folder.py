@@ -242,23 +242,6 @@ def test_an_error_of_one_answer_costs_that_answer(grader, monkeypatch):
     assert (verdicts["1.6"].verdict, verdicts["1.8"].verdict) == ("passed", "error")
 
 
-def test_copies_links_and_second_notebooks_are_told(graded):
-    def link(folder):
-        (folder / "01_demo.ipynb").symlink_to("../ann/01_demo.ipynb")
-
-    def two(folder):
-        text(notebook("# a"))(folder)
-        text(notebook("# b"), name="01_demo_again.ipynb")(folder)
-
-    untouched = text(to_text(learner_notebook(LAB)))
-    rows = graded(ann=text(), bob=text(notebook("# bob")), cleo=text(), dan=link, eve=two, fay=untouched, gus=untouched)
-    assert "the same file as" in rows["ann"]["flags"]
-    assert "cleo/01_demo.ipynb" in rows["ann"]["flags"]
-    assert "a link to ../ann/01_demo.ipynb; the same file as" in rows["dan"]["flags"]
-    assert "one of several of this learner and lab: also" in rows["eve"]["flags"]
-    assert [rows[name]["flags"] for name in ("bob", "fay", "gus")] == ["", "", ""]
-
-
 def test_the_checks_are_never_the_submissions_own(tmp_path, monkeypatch, capsys):
     """Beside the notebook stands a workbook; the command takes the one it is run in."""
     for folder in ("mallory", "lecturer"):

@@ -43,7 +43,7 @@ BUGS = {
     ("exercise", "questions"): [
         ("a prediction must be close", 'if self.kind == "prediction" else steps', "if False else steps"),
     ],
-    ("judge", "session:wrapped|signature|message"): [
+    ("judge", "session:raised"): [
         ("any exception has the hint", 'is_finding = verdict == "failed" and', "is_finding ="),
         ("any TypeError is a wrong call", "not learners_line(error)\n", "True\n"),
         ("a wrong call of anything", '{"<lambda>", *exercise.names}.isdisjoint(called["name"].split("."))', "False"),

@@ -117,16 +117,6 @@ def test_all_is_well_and_the_card_says_what_is_needed(made):
     assert "needs" not in card(replace(exercise, needs=("cpu",)))
 
 
-def test_how_many_blanks_and_hints(made, monkeypatch):
-    lab = made()
-    monkeypatch.setattr(rules, "MAX_BLANKS", 1)
-    for exercise, hints in (("1.2", ("a", "b")), ("1.3", ("a", "b", "c = 1"))):
-        lab.exercises[exercise] = replace(lab.exercises[exercise], hints=hints)
-    told = "\n".join(rules.problems(lab))
-    for message in ("exercise 1.4 has 2 blanks; 1 at most", "2 hints", "is no skeleton"):
-        assert message in told
-
-
 BROKEN = {
     "a long first cell": ("SCALE = 2.0", "SCALE = 2.0\n" + "x = 1\n" * 12, "the first code cell has 15 lines"),
     "no minutes": ("# <!-- minutes: 5 -->\n", "", "section '2. State' says no minutes"),
@@ -149,25 +139,13 @@ def test_a_rule_that_is_broken_is_told(made, how):
 @pytest.mark.parametrize(
     ("hints", "message"), [((), "0 hints"), (("a", "b"), "2 hints"), (("a", "b", "c = 1"), "is no skeleton")]
 )
-def test_hints_of_an_open_exercise(made, hints, message):
+def test_hints_and_blanks(made, monkeypatch, hints, message):
     lab = made()
-    lab.exercises["1.2"] = replace(lab.exercises["1.2"], hints=hints)
-    assert message in "\n".join(rules.problems(lab))
-
-
-def test_how_many_blanks(made, monkeypatch):
     monkeypatch.setattr(rules, "MAX_BLANKS", 1)
-    assert "exercise 1.4 has 2 blanks; 1 at most" in "\n".join(rules.problems(made()))
-
-
-def test_the_card_says_what_is_needed(made):
-    exercise = made().exercise("1.2")
-    assert (
-        card(replace(exercise, needs=("model", "triton")))
-        .rstrip("*\n")
-        .endswith(" \u00b7 needs the model \u00b7 Triton")
-    )
-    assert "needs" not in card(replace(exercise, needs=("cpu",)))
+    lab.exercises["1.2"] = replace(lab.exercises["1.2"], hints=hints)
+    told = "\n".join(rules.problems(lab))
+    assert message in told
+    assert "exercise 1.4 has 2 blanks; 1 at most" in told
 
 
 def test_a_skeleton_is_shown_as_code():

@@ -30,7 +30,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy.random  # noqa: F401  (judge.py uses it, and would load it where no files are seen)
 import torch
 
 from twophase_features.model_store.prepare import cache_home
