@@ -132,10 +132,9 @@ class Lab:
         return sections(self.notebook.cells)
 
     @property
-    def minutes(self) -> int | None:
-        """Of all its sections, reading and thinking included, without the optional parts; None if they do not say."""
-        known = [section.minutes for section in self.sections if section.minutes is not None]
-        return sum(known) if known else None
+    def minutes(self) -> int:
+        """Of all its sections, reading and thinking included, without the optional parts."""
+        return sum(section.minutes or 0 for section in self.sections)
 
     @property
     def extra_minutes(self) -> int:

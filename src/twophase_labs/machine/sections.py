@@ -2,8 +2,7 @@
 
 In the source `<!-- minutes: 14 -->` stands under a heading: reading, thinking, exercises and running, all of it. The
 notebook shows it as '14 minutes'. What is optional is counted apart: `<!-- minutes: 14 + 8 -->`. What stands before
-the first heading says `<!-- opening minutes: 5 -->`, for the map alone. A lab whose sections say their minutes
-keeps further rules (rules.py).
+the first heading says `<!-- opening minutes: 5 -->`, for the map alone.
 """
 
 import re

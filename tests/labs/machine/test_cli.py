@@ -88,14 +88,9 @@ def test_reset_keeps_what_was_there(workbook, capsys):
     assert "moved 01_demo.ipynb to old_01_demo-2.ipynb" in capsys.readouterr().out
 
 
-def test_show_and_list(workbook, capsys):
-    assert labs.main(["show", "1.3"]) == 0
-    assert capsys.readouterr().out == 'def centred(x):\n    ____("1.3", 1, "subtract the running mean and scale")\n'
-    assert labs.main([]) == 0
-    assert capsys.readouterr().out.split() == [
-        "01_demo",
-        *["8", "exercises", "13", "points", "0", "min", "with", "reading"],
-    ]
+def test_show(workbook, capsys):
+    assert labs.main(["show", "1.6"]) == 0
+    assert capsys.readouterr().out == 'answer_1_6 = ____("1.6", 1, "bytes")\n'
 
 
 @pytest.mark.parametrize("args", [["reset", "7"], ["show", "1.99"], ["show", "9.1"], ["reset", "x"]])

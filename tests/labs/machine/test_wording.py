@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import wording
-from tests.labs.timed import LAB
+from tests.labs.demo import LAB
 from tests.wording import Text, found_in, prose_of, strings_of
 from twophase_labs.machine import glossary
 from twophase_labs.machine.lab import Lab, Workbook
@@ -39,12 +39,12 @@ def test_all_that_a_learner_reads_of_a_lab_is_looked_at(tmp_path):
         ("# Each value without", "# Each page without"),
         ("# a remark", "# a page"),
         ("SCALE = 2.0", 'SCALE = 2.0\nprint("one seat")'),
-        ("# SOLUTION: a number", "# SOLUTION: somebody"),
+        ("# SOLUTION: bytes", "# SOLUTION: somebody"),
     ):
         assert text.count(old) == 1
         text = text.replace(old, new)
     path.write_text(text)
-    told = "\n".join(wording.problems(Lab(path, "tests.labs.timed")))
+    told = "\n".join(wording.problems(Lab(path, "tests.labs.demo")))
     for word in ("page", "seat", "somebody"):
         assert repr(word) in told
     assert told.count("'page'") == 2
