@@ -198,6 +198,11 @@ def _require_type(got: Any, expected: Any, what: str) -> None:
         reject(f"{what} is {_kind_of(got)}, expected {_kind_of(expected)}", *_tensor_of_one(got, expected))
 
 
+def _require_tensor(got: Any, what: str) -> None:
+    if not isinstance(got, torch.Tensor):
+        reject(f"{what} is {_kind_of(got)}, expected a tensor", *["Is a `return` missing?"] * (got is None))
+
+
 def _tensor_of_one(got: Any, expected: Any) -> tuple[str, ...]:
     if isinstance(got, torch.Tensor) and isinstance(expected, int | float) and got.numel() == 1:
         return ("`.item()` turns a tensor of one element into a number.",)
@@ -240,10 +245,7 @@ def _compare_tensors(
     any_dtype: bool,
     same_dtype: bool,
 ) -> None:
-    if got is None:
-        reject(f"{what} is None", "Is a `return` missing?")
-    if not isinstance(got, torch.Tensor):
-        reject(f"{what} is {_kind_of(got)}, expected a tensor")
+    _require_tensor(got, what)
     got, expected = got.detach(), expected.detach()
     if got.shape != expected.shape:
         reject(f"{what} has shape {_shape(got, axes)}, expected {_shape(expected, axes)}")
@@ -320,39 +322,37 @@ def amount(number: int, thing: str, things: str = "") -> str:
 @contextmanager
 def unchanged(**inputs: Any) -> Iterator[None]:
     """Reject a call that modifies any of these tensors or lists."""
-    before = {name: v.clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v) for name, v in inputs.items()}
-    yield
-    for name, value in inputs.items():
-        old = before[name]
-        if isinstance(value, torch.Tensor):
-            same = value.shape == old.shape and torch.equal(value.isnan(), old.isnan())
-            same = same and torch.equal(value.nan_to_num(), old.nan_to_num())
-        else:
-            same = value == old
-        if not same:
-            reject(
-                f"the call modified its input `{name}`",
-                "Work on a copy, or use operations without a trailing underscore.",
-            )
+    advice = "Work on a copy, or use operations without a trailing underscore."
+    with _kept(inputs, "the call modified its input `{}`", advice):
+        yield
 
 
 @contextmanager
 def lasting(**results: torch.Tensor) -> Iterator[None]:
     """Reject calls inside that change what an earlier call returned: a buffer that is used again, for instance."""
-    before = {name: value.clone() for name, value in results.items()}
+    advice = "Make a new tensor in each call; what is kept between calls belongs to all of them."
+    with _kept(results, "a second call, with other inputs, changed `{}` of the first one's result", advice):
+        yield
+
+
+@contextmanager
+def _kept(values: Mapping[str, Any], message: str, advice: str) -> Iterator[None]:
+    before = {name: v.clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v) for name, v in values.items()}
     yield
-    for name, value in results.items():
-        if not torch.equal(value.nan_to_num(), before[name].nan_to_num()):
-            reject(
-                f"a second call, with other inputs, changed `{name}` of the first one's result",
-                "Make a new tensor in each call; what is kept between calls belongs to all of them.",
-            )
+    for name, value in values.items():
+        if not _is_same(value, before[name]):
+            reject(message.format(name), advice)
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    if isinstance(now, torch.Tensor):
+        return now.shape == before.shape and torch.allclose(now, before, rtol=0, atol=0, equal_nan=True)
+    return bool(now == before)
 
 
 def fresh(got: torch.Tensor, **inputs: torch.Tensor) -> None:
     """Reject a result that shares memory with an input: a later write to one would change the other."""
-    if not isinstance(got, torch.Tensor):
-        reject(f"the result is {_kind_of(got)}, expected a tensor")
+    _require_tensor(got, "the result")
     for name, value in inputs.items():
         if got.numel() and got.untyped_storage().data_ptr() == value.untyped_storage().data_ptr():
             reject(f"the result is a view of the input `{name}`: writing to one would change the other")
@@ -360,8 +360,7 @@ def fresh(got: torch.Tensor, **inputs: torch.Tensor) -> None:
 
 def finite(got: torch.Tensor, what: str = "the result", axes: Sequence[str] = ()) -> None:
     """Reject NaN and infinity."""
-    if not isinstance(got, torch.Tensor):
-        reject(f"{what} is {_kind_of(got)}, expected a tensor")
+    _require_tensor(got, what)
     bad = ~torch.isfinite(got)
     if bool(bad.any()):
         where = tuple(int(i) for i in bad.nonzero()[0])

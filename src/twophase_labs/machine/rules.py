@@ -56,7 +56,7 @@ def _sections(lab: Lab) -> Iterator[str]:
 
 
 def _measures(section: Section) -> bool:
-    return any(part.kind == "code" for part in section.parts) and not WITHOUT_TAKEAWAY.search(section.title)
+    return section.has_code and not WITHOUT_TAKEAWAY.search(section.title)
 
 
 def _boxes(lab: Lab) -> Iterator[str]:

@@ -39,7 +39,7 @@ class Mute:
 @pytest.mark.parametrize(
     ("got", "expected", "message"),
     [
-        (None, X, "the result is None"),
+        (None, X, "the result is None, expected a tensor"),
         ([1.0], X, "the result is a list, expected a tensor"),
         (X.T, X, r"shape \[3, 2\] \(row, column\), expected \[2, 3\] \(row, column\)"),
         (X.half(), X, "dtype float16, expected float32"),

@@ -25,7 +25,7 @@ BUGS = {
         ("only some differ", "if not bool(wrong.any()):", "if not bool(wrong.all()):"),
         ("integers through float64", "wrong = got.cpu() != expected.cpu()", "wrong = left != right"),
         ("length ignored", "if len(got) != len(expected):", "if False:"),
-        ("changes not looked for", "        if not same:", "        if False:"),
+        ("changes not looked for", "        if not _is_same(value, before[name]):", "        if False:"),
         ("views by shape", "got.untyped_storage().data_ptr() ==", "got.data_ptr() =="),
         ("finer is another dtype", " and not is_finer and ", " and True and "),
         ("NumPy has no numbers", "if isinstance(value, np.generic):", "if False:"),
@@ -59,7 +59,7 @@ BUGS = {
     ("mutate", "mutate:edit|remembering|source"): [
         ("what is given counts as answered", "return any(a <= start", "return not any(a <= start"),
         ("edits of one line look alike", "if seen[edit.diff] > 1", "if False"),
-        ("the tree stays edited", "        finally:\n            place.container[place.key] = node", "        finally:\n            pass"),
+        ("the tree stays edited", "        finally:\n            _Swap(new, node).visit(tree)", "        finally:\n            pass"),
         ("memory that sees values", "    return type(x)\n\ndef", "    return x\n\ndef"),
     ],
     ("blanks", "blanks"): [("blanks all number one", "number = 1 + sum(", "number = 1 + 0 * sum(")],
