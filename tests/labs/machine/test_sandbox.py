@@ -11,7 +11,7 @@ ASKS = textwrap.dedent("""
     from pathlib import Path
     from twophase_labs.machine.grading import sandbox
 
-    def run(descriptor):
+    def run(descriptor, folder):
         import numpy.random, twophase
         os.write(descriptor, b"imported from " + sys.prefix.encode())
 
