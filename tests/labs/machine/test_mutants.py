@@ -62,8 +62,8 @@ BUGS = {
         ("the tree stays edited", "        finally:\n            _Swap(new, node).visit(tree)", "        finally:\n            pass"),
         ("memory that sees values", "    return type(x)\n\ndef", "    return x\n\ndef"),
     ],
-    ("blanks", "blanks"): [("blanks all number one", "number = 1 + sum(", "number = 1 + 0 * sum(")],
-    ("bank", "bank"): [
+    ("blanks", "blanks:blank"): [("blanks all number one", "number = 1 + sum(", "number = 1 + 0 * sum(")],
+    ("bank", "blanks:change|text|pairs"): [
         ("text that occurs twice", "if cell.count(old) != 1:", "if old not in cell:"),
         ("one change of several", "cell = cell.replace(old, new)", "return cell.replace(old, new)"),
     ],
@@ -96,7 +96,7 @@ BUGS = {
         ("await stays", 're.search("await|async", source)', "False"),
         ("deep code stops", "NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)", "NOT_PYTHON = (SyntaxError, ValueError)"),
     ],
-    ("grading.helpers", "helpers:run|text|count|names"): [
+    ("grading.helpers", "helpers:run|count"): [
         ("experiments run too", "        except (*NOT_PYTHON, TypeError):  # TypeError: a dictionary of lists as keys\n            return frozenset()", "        except (*NOT_PYTHON, TypeError):\n            pass"),
         ("asked names anywhere", "names.isdisjoint(asked) or (cell.number in answering and not is_alias)", "True"),
         ("the lab's cells below too", "not d.is_shipped or d.cell < answer.number", "True"),
