@@ -94,7 +94,8 @@ def test_an_exercise_that_makes_no_sense_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("uses", "why"), [(("1.3",), r"circle: 1\.3 -> 1\.1 -> 1\.3"), (("7.7",), r"no exercise '7\.7'")]
+    ("uses", "why"),
+    [(("1.3",), r"exercise 1\.3 uses itself, through others among 1\.1, 1\.3"), (("7.7",), r"no exercise '7\.7'")],
 )
 def test_circles_and_strangers_among_uses(monkeypatch, uses, why):
     monkeypatch.setitem(LAB.exercises, "1.1", replace(LAB.exercises["1.1"], uses=uses))

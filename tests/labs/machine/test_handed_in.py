@@ -42,7 +42,6 @@ def code(*sources):
         (b"PK\x03\x04", "or an office document"),
         (code("x" * 2_000_000), "hold 2,000,000 characters"),
         (b'{"cells": [' + b"{}," * 5_000 + b"{}]}", "5,001 cells; at most 5,000"),
-        (b"# ---\n# a: &a [x, x]\n# b: [*a, *a]\n# ---\n\n# %%\nx = 1\n", "has anchors (&)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -50,6 +49,14 @@ def test_what_is_no_notebook_says_why(content, why):
     with pytest.raises(NotGradableError) as refused:
         parse_notebook(content, Path("a.ipynb"))
     assert why in str(refused.value)
+
+
+def test_the_header_of_a_python_export_is_not_read():
+    """Its YAML could make gigabytes of a few lines."""
+    bomb = b"# ---\n# jupyter:\n#   a: &a [x, x]\n#   b: [*a, *a]\n# ---\n\n# %%\nx = 1\n"
+    read = parse_notebook(bomb, Path("a.py"))
+    assert code_cells(read)[-1].source == "x = 1"
+    assert "b" not in read["metadata"]
 
 
 def test_only_regular_files_of_bounded_size_are_read(tmp_path):
