@@ -249,12 +249,12 @@ def edits(source: str, answers: Sequence[tuple[int, int]], names: Sequence[str])
     tree = ast.parse(source)
     before = ast.unparse(tree)
     found: dict[str, Edit] = {}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name in names and not node.decorator_list:
-            text = f"{before}\n{MEMO.format(name=node.name)}"
-            found[text] = Edit("memo", f"{node.name} remembers its results by the size of its inputs", text)
-    for node, function in _answered(source, tree, answers):
-        for change in (*CHANGES, swapped(_scope(function))):
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef) and function.name in names and not function.decorator_list:
+            text = f"{before}\n{MEMO.format(name=function.name)}"
+            found[text] = Edit("memo", f"{function.name} remembers its results by the size of its inputs", text)
+    for node, scope in _answered(source, tree, answers):
+        for change in (*CHANGES, swapped(_scope(scope))):
             for text in _changed(tree, node, change):
                 if text != before and text not in found and _compiles(text):
                     found[text] = Edit(change.__name__, _diff(before, text), text)
