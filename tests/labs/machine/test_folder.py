@@ -180,40 +180,25 @@ DAY = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def graded(command, tmp_path, capsys):
-    """Grade folders of submissions, by learner, and return the rows of the CSV after a look at all else."""
-
-    def grade(**submissions):
-        folder = tmp_path / "all"
-        for learner, make in submissions.items():
-            (folder / learner).mkdir(parents=True)
-            make(folder / learner)
-        out = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "json", "html")}
-        status = command(folder, *(arg for kind, path in out.items() for arg in (f"--{kind}", path)))
-        said = capsys.readouterr()
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", said.out)
-        assert all(f"│ {learner} " in said.out for learner in {"ann", "bob"} & submissions.keys())
-        html = out["html"].read_text()
-        assert "<script>" not in html
-        assert not re.search("[\x1b\x9b\u202e]", html)
-        results = json.loads(out["json"].read_text())["results"]
-        rows = list(csv.DictReader(out["csv"].read_text().splitlines()))
-        num_ungraded = sum(bool(row["error"]) for row in rows)
-        assert status == (2 if num_ungraded else 0)
-        assert ("not graded; their rows say why" in said.err) == bool(num_ungraded)
-        assert html.count("<section>") == len(rows) - num_ungraded
-        assert [r.get("points", "") for r in results] == [int(row["points"]) if row["points"] else "" for row in rows]
-        return {row["learner"]: row for row in rows}
-
-    return grade
-
-
-def test_each_submission_has_its_row_and_costs_no_other_its_grade(graded, tmp_path, monkeypatch):
+def test_each_submission_has_its_row_and_costs_no_other_its_grade(command, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(handed_in, "MAX_ENTRIES", 30)
     monkeypatch.setattr(handed_in, "MAX_MIB", 1)
-    cases = CASES | DAY
-    rows = graded(**{learner: make for learner, (make, _) in cases.items()})
+    cases, folder = CASES | DAY, tmp_path / "all"
+    for learner, (make, _) in cases.items():
+        (folder / learner).mkdir(parents=True)
+        make(folder / learner)
+    out = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "json", "html")}
+    assert command(folder, *(arg for kind, path in out.items() for arg in (f"--{kind}", path))) == 2
+    said, html = capsys.readouterr(), out["html"].read_text()
+    assert "not graded; their rows say why" in said.err
+    assert "│ Ann Lee " in said.out
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", said.out)
+    assert not re.search("<script>|[\x1b\x9b\u202e]", html)
+    results = json.loads(out["json"].read_text())["results"]
+    table = list(csv.DictReader(out["csv"].read_text().splitlines()))
+    assert html.count("<section>") == sum(not row["error"] for row in table)
+    assert [r.get("points", "") for r in results] == [int(row["points"]) if row["points"] else "" for row in table]
+    rows = {row["learner"]: row for row in table}
     assert rows.keys() == cases.keys()
     found = {}
     for learner, (_, outcome) in cases.items():
