@@ -63,7 +63,8 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path):
     large = tmp_path / "large"
     with open(large, "wb") as file:
         file.truncate(MAX_MIB * 2**20 + 1)
-    for path, why in ((Path("/dev/null"), "pipe or a device"), (large, "larger than 64 MiB")):
+    too_long = Path("d" * 300), "cannot be read: File name too long"
+    for path, why in ((Path("/dev/null"), "pipe or a device"), (large, "larger than 64 MiB"), too_long):
         with pytest.raises(NotGradableError, match=why):
             read_bytes(path)
     assert text_of(b"\xef\xbb\xbf{}", tmp_path) == "{}"
