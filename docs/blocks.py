@@ -90,8 +90,6 @@ COURSE: Mapping[str, str] = {
         "yours; designs for three services, judged by planner and simulator"
     ),
 }
-# With reading and thinking, as one careful reader estimated them, of the labs whose sections do not say their minutes.
-ESTIMATED_MINUTES = {"04_scheduling": 325}
 
 
 def verdict() -> str:
@@ -138,10 +136,9 @@ def course() -> str:
 
     lines = ["| lab | what you build | exercises | time |", "|---|---|--:|--:|"]
     for lab in Workbook.find().labs.values():
-        minutes = ESTIMATED_MINUTES[lab.name] if lab.minutes is None else lab.minutes
         count = "+".join(str(len(kind)) for kind in (lab.core, lab.extra) if kind)
         title = f"[{lab.name.replace('_', ' ')}](labs/{lab.name}.ipynb) ([solved](labsolutions/{lab.name}.ipynb))"
-        lines.append(f"| {title} | {COURSE[lab.name]} | {count or '–'} | {_hours(minutes)} |")
+        lines.append(f"| {title} | {COURSE[lab.name]} | {count or '–'} | {_hours(lab.minutes)} |")
     return "\n".join(lines)
 
 

@@ -101,7 +101,7 @@ The machine (machine/), file by file
     checks.py                  what checks are made of
     lab.py, solved.py          a lab's source and exercises; its solved cells, run
     sections.py                a lab by its sections, and their minutes
-    rules.py                   further rules for labs whose sections say their minutes
+    lint.py, rules.py          rules for a lab's source, and for its text
     glossary.py                the terms of the course
     judge.py                   one answer against its check
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at

@@ -54,7 +54,7 @@ def _list(workbook: "Workbook") -> int:
         points = sum(e.points for e in lab.core)
         size = f"{len(lab.core):3} exercises  {points:3} points  " if lab.core else ""
         extra = f"  and {len(lab.extra)} extra" if lab.extra else ""
-        print(f"{lab.name:24}{size}{lab.minutes or 0:3} min with reading{extra}")
+        print(f"{lab.name:24}{size}{lab.minutes:3} min with reading{extra}")
     return 0
 
 

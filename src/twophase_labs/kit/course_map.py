@@ -181,7 +181,7 @@ def _progress_in(lab: Lab, folder: Path) -> LabProgress:
     has_passed = {i for i, entry in recorded.items() if entry.get("verdict") == "passed"}
     return LabProgress(
         name=lab.name,
-        minutes=lab.minutes or 0,
+        minutes=lab.minutes,
         num_exercises=len(lab.core),
         num_passed=sum(e.id in has_passed for e in lab.core),
         points=sum(e.points for e in lab.core if e.id in has_passed),

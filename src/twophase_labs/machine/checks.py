@@ -10,17 +10,18 @@ reject("...")                                         anything else
 draw.normal(3, 4), draw.integer(1, 9), ...            random inputs, new in every run
 """
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
 
 from twophase.core.errors import TwophaseError
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Rejected(TwophaseError):
@@ -43,31 +44,21 @@ class Draw:
     """Random inputs for one case. The seed is new in each run and is named when a case fails."""
 
     def __init__(self, seed: int) -> None:
-        import torch
-
         self.seed = seed
         self.generator = torch.Generator().manual_seed(seed)
         self.random = random.Random(seed)
 
-    def normal(self, *shape: int, dtype: "torch.dtype | None" = None) -> "torch.Tensor":
-        import torch
-
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator, dtype=torch.float32).to(dtype or torch.float32)
 
-    def uniform(self, *shape: int, low: int | float = 0, high: int | float = 1) -> "torch.Tensor":
-        import torch
-
+    def uniform(self, *shape: int, low: int | float = 0, high: int | float = 1) -> torch.Tensor:
         return low + (high - low) * torch.rand(shape, generator=self.generator)
 
-    def integers(self, low: int, high: int, *shape: int) -> "torch.Tensor":
+    def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
         """int64 in [low, high)."""
-        import torch
-
         return torch.randint(low, high, shape, generator=self.generator)
 
-    def permutation(self, n: int) -> "torch.Tensor":
-        import torch
-
+    def permutation(self, n: int) -> torch.Tensor:
         return torch.randperm(n, generator=self.generator)
 
     def integer(self, low: int, high: int) -> int:
@@ -84,9 +75,6 @@ def plain(value: Any) -> Any:
     A tensor comes back without its gradient. Containers are converted at the top level only; anything else comes back
     as it is. A subclass may still lie about itself: that deceives its own check and nothing else.
     """
-    import numpy as np
-    import torch
-
     if type(value) in (int, float, bool, str, bytes, type(None)):
         return value
     if isinstance(value, torch.Tensor):
@@ -129,21 +117,16 @@ def integers(value: Any) -> list[int] | None:
 
 def listed(value: Any) -> Any:
     """Nested lists for a NumPy array or a tensor of at least one dimension; anything else as `plain` gives it."""
-    import numpy as np
-    import torch
-
     value = plain(value)
     return value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
 
 
-def tolerance(dtype: "torch.dtype") -> tuple[float, float]:
+def tolerance(dtype: torch.dtype) -> tuple[float, float]:
     """Relative and absolute difference that two right ways of computing may show.
 
     They add up in different orders: a few dozen roundings of 2^-24 in float32, one or two of 2^-8 in bfloat16 and
     2^-11 in float16; values here are of order 1. float64 answers are mostly exact arithmetic.
     """
-    import torch
-
     table = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-4, 1e-5), torch.float16: (4e-3, 4e-3)}
     return table.get(dtype, (3e-2, 3e-2) if dtype.is_floating_point else (0.0, 0.0))
 
@@ -172,8 +155,6 @@ def compare(
         any_dtype: Accept another dtype of the same values.
         same_dtype: Refuse float64 for float32 as well, where the dtype is what the exercise is about.
     """
-    import torch
-
     settings: dict[str, Any] = {"rtol": rtol, "atol": atol, "any_dtype": any_dtype, "same_dtype": same_dtype}
     if isinstance(expected, torch.Tensor):
         _compare_tensors(got, expected, what, axes, **settings)
@@ -198,10 +179,8 @@ def compare(
         reject(f"{what} is {shown(got)}, expected {shown(expected)}")
 
 
-def compare_shapes(got: Any, expected: "torch.Tensor", *, what: str = "the result", axes: Sequence[str] = ()) -> None:
+def compare_shapes(got: Any, expected: torch.Tensor, *, what: str = "the result", axes: Sequence[str] = ()) -> None:
     """Reject what is no tensor of this shape and dtype; values do not matter."""
-    import torch
-
     blank = torch.zeros_like(got) if isinstance(got, torch.Tensor) else got
     compare(blank, torch.zeros_like(expected), what=what, axes=axes)
 
@@ -219,9 +198,12 @@ def _require_type(got: Any, expected: Any, what: str) -> None:
         reject(f"{what} is {_kind_of(got)}, expected {_kind_of(expected)}", *_tensor_of_one(got, expected))
 
 
-def _tensor_of_one(got: Any, expected: Any) -> tuple[str, ...]:
-    import torch
+def _require_tensor(got: Any, what: str) -> None:
+    if not isinstance(got, torch.Tensor):
+        reject(f"{what} is {_kind_of(got)}, expected a tensor", *["Is a `return` missing?"] * (got is None))
 
+
+def _tensor_of_one(got: Any, expected: Any) -> tuple[str, ...]:
     if isinstance(got, torch.Tensor) and isinstance(expected, int | float) and got.numel() == 1:
         return ("`.item()` turns a tensor of one element into a number.",)
     return ()
@@ -255,7 +237,7 @@ def _compare_sequences(
 
 def _compare_tensors(
     got: Any,
-    expected: "torch.Tensor",
+    expected: torch.Tensor,
     what: str,
     axes: Sequence[str],
     rtol: int | float | None,
@@ -263,12 +245,7 @@ def _compare_tensors(
     any_dtype: bool,
     same_dtype: bool,
 ) -> None:
-    import torch
-
-    if got is None:
-        reject(f"{what} is None", "Is a `return` missing?")
-    if not isinstance(got, torch.Tensor):
-        reject(f"{what} is {_kind_of(got)}, expected a tensor")
+    _require_tensor(got, what)
     got, expected = got.detach(), expected.detach()
     if got.shape != expected.shape:
         reject(f"{what} has shape {_shape(got, axes)}, expected {_shape(expected, axes)}")
@@ -288,10 +265,8 @@ def _compare_tensors(
 
 
 def _reject_first(
-    got: "torch.Tensor", expected: "torch.Tensor", wrong: "torch.Tensor", what: str, axes: Sequence[str]
+    got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor, what: str, axes: Sequence[str]
 ) -> NoReturn:
-    import torch
-
     where = tuple(int(i) for i in wrong.nonzero()[0])
     one, other = got[where].item(), expected[where].item()
     place = _place(where, axes)
@@ -312,18 +287,16 @@ def _place(where: Sequence[int], axes: Sequence[str]) -> str:
     return f" at index [{', '.join(map(str, where))}]"
 
 
-def _shape(tensor: "torch.Tensor", axes: Sequence[str]) -> str:
+def _shape(tensor: torch.Tensor, axes: Sequence[str]) -> str:
     text = f"[{', '.join(map(str, tensor.shape))}]"
     return f"{text} ({', '.join(axes)})" if axes and len(axes) == tensor.ndim else text
 
 
-def _name(dtype: "torch.dtype") -> str:
+def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def _kind_of(value: Any) -> str:
-    import torch
-
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape [{', '.join(map(str, value.shape))}] and dtype {_name(value.dtype)}"
     if value is None or value is Ellipsis:
@@ -349,58 +322,45 @@ def amount(number: int, thing: str, things: str = "") -> str:
 @contextmanager
 def unchanged(**inputs: Any) -> Iterator[None]:
     """Reject a call that modifies any of these tensors or lists."""
-    import copy
-
-    import torch
-
-    before = {name: v.clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v) for name, v in inputs.items()}
-    yield
-    for name, value in inputs.items():
-        old = before[name]
-        if isinstance(value, torch.Tensor):
-            same = value.shape == old.shape and torch.equal(value.isnan(), old.isnan())
-            same = same and torch.equal(value.nan_to_num(), old.nan_to_num())
-        else:
-            same = value == old
-        if not same:
-            reject(
-                f"the call modified its input `{name}`",
-                "Work on a copy, or use operations without a trailing underscore.",
-            )
+    advice = "Work on a copy, or use operations without a trailing underscore."
+    with _kept(inputs, "the call modified its input `{}`", advice):
+        yield
 
 
 @contextmanager
-def lasting(**results: "torch.Tensor") -> Iterator[None]:
+def lasting(**results: torch.Tensor) -> Iterator[None]:
     """Reject calls inside that change what an earlier call returned: a buffer that is used again, for instance."""
-    import torch
+    advice = "Make a new tensor in each call; what is kept between calls belongs to all of them."
+    with _kept(results, "a second call, with other inputs, changed `{}` of the first one's result", advice):
+        yield
 
-    before = {name: value.clone() for name, value in results.items()}
+
+@contextmanager
+def _kept(values: Mapping[str, Any], message: str, advice: str) -> Iterator[None]:
+    before = {name: v.clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v) for name, v in values.items()}
     yield
-    for name, value in results.items():
-        if not torch.equal(value.nan_to_num(), before[name].nan_to_num()):
-            reject(
-                f"a second call, with other inputs, changed `{name}` of the first one's result",
-                "Make a new tensor in each call; what is kept between calls belongs to all of them.",
-            )
+    for name, value in values.items():
+        if not _is_same(value, before[name]):
+            reject(message.format(name), advice)
 
 
-def fresh(got: "torch.Tensor", **inputs: "torch.Tensor") -> None:
+def _is_same(now: Any, before: Any) -> bool:
+    if isinstance(now, torch.Tensor):
+        return now.shape == before.shape and torch.allclose(now, before, rtol=0, atol=0, equal_nan=True)
+    return bool(now == before)
+
+
+def fresh(got: torch.Tensor, **inputs: torch.Tensor) -> None:
     """Reject a result that shares memory with an input: a later write to one would change the other."""
-    import torch
-
-    if not isinstance(got, torch.Tensor):
-        reject(f"the result is {_kind_of(got)}, expected a tensor")
+    _require_tensor(got, "the result")
     for name, value in inputs.items():
         if got.numel() and got.untyped_storage().data_ptr() == value.untyped_storage().data_ptr():
             reject(f"the result is a view of the input `{name}`: writing to one would change the other")
 
 
-def finite(got: "torch.Tensor", what: str = "the result", axes: Sequence[str] = ()) -> None:
+def finite(got: torch.Tensor, what: str = "the result", axes: Sequence[str] = ()) -> None:
     """Reject NaN and infinity."""
-    import torch
-
-    if not isinstance(got, torch.Tensor):
-        reject(f"{what} is {_kind_of(got)}, expected a tensor")
+    _require_tensor(got, what)
     bad = ~torch.isfinite(got)
     if bool(bad.any()):
         where = tuple(int(i) for i in bad.nonzero()[0])

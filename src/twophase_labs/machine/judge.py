@@ -15,6 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy.random
+import torch
+
 from twophase.core.errors import ModelFolderError
 from twophase_labs.machine.checks import Draw, Rejected
 from twophase_labs.machine.exercise import Exercise, Property
@@ -333,8 +336,6 @@ def run_cell(source: str, namespace: MutableMapping[str, Any], filename: str) ->
 
 def unavailable(exercise: Exercise) -> str:
     """What this machine lacks for the exercise, or ''."""
-    import torch
-
     if "gpu" in exercise.needs and not torch.cuda.is_available():
         return "needs a CUDA device"
     if "triton" in exercise.needs:
@@ -358,23 +359,17 @@ def _without_model() -> str:
 @contextmanager
 def _own_randomness() -> Iterator[None]:
     """Whatever a check draws, the notebook's own random numbers go on as if it had not run."""
-    import numpy as np
-    import torch
-
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:
         yield
     finally:
         random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
+        numpy.random.set_state(states[1])  # noqa: NPY002
         torch.set_rng_state(states[2])
 
 
 def seed_everything(seed: int) -> None:
     """A learner's function that draws from a global generator is repeatable too."""
-    import numpy as np
-    import torch
-
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
+    numpy.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)

@@ -132,10 +132,9 @@ class Lab:
         return sections(self.notebook.cells)
 
     @property
-    def minutes(self) -> int | None:
-        """Of all its sections, reading and thinking included, without the optional parts; None if they do not say."""
-        known = [section.minutes for section in self.sections if section.minutes is not None]
-        return sum(known) if known else None
+    def minutes(self) -> int:
+        """Of all its sections, reading and thinking included, without the optional parts."""
+        return sum(section.minutes or 0 for section in self.sections)
 
     @property
     def extra_minutes(self) -> int:
@@ -174,18 +173,15 @@ class Lab:
         """Ids of the exercises whose answers this one calls, directly or through another, in the lab's order.
 
         Raises:
-            WorkbookError: one is not in this lab, or they use each other in a circle.
+            WorkbookError: one is not in this lab, or one calls this one in turn.
         """
         found: set[str] = set()
-
-        def visit(current: str, path: tuple[str, ...]) -> None:
-            if current in path:
-                raise WorkbookError(f"exercises use each other in a circle: {' -> '.join((*path, current))}")
-            for other in self.exercise(current).uses:
-                found.add(other)
-                visit(other, (*path, current))
-
-        visit(exercise_id, ())
+        new = {exercise_id}
+        while new:
+            new = {other for i in new for other in self.exercise(i).uses} - found
+            found |= new
+        if exercise_id in found:
+            raise WorkbookError(f"exercise {exercise_id} uses itself, through others among {', '.join(sorted(found))}")
         return tuple(i for i in self.exercises if i in found)
 
 

@@ -16,10 +16,9 @@ import hashlib
 import importlib
 import importlib.util
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
 
 from twophase_labs.machine.grading.grade import Grader
 from twophase_labs.machine.grading.lane import Job
@@ -250,34 +249,25 @@ def edits(source: str, answers: Sequence[tuple[int, int]], names: Sequence[str])
     tree = ast.parse(source)
     before = ast.unparse(tree)
     found: dict[str, Edit] = {}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name in names and not node.decorator_list:
-            text = f"{before}\n{MEMO.format(name=node.name)}"
-            found[text] = Edit("memo", f"{node.name} remembers its results by the size of its inputs", text)
-    for place in _places(source, tree, answers):
-        for change in (*CHANGES, swapped(_scope(place.function))):
-            for text in _changed(place, change, tree):
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef) and function.name in names and not function.decorator_list:
+            text = f"{before}\n{MEMO.format(name=function.name)}"
+            found[text] = Edit("memo", f"{function.name} remembers its results by the size of its inputs", text)
+    for node, scope in _answered(source, tree, answers):
+        for change in (*CHANGES, swapped(_scope(scope))):
+            for text in _changed(tree, node, change):
                 if text != before and text not in found and _compiles(text):
                     found[text] = Edit(change.__name__, _diff(before, text), text)
     return _told_apart(list(found.values()))
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a node hangs in the tree, `container[key]`: in a list, or among its parent's attributes."""
-
-    container: Any
-    key: Any
-    function: ast.AST
-
-
-def _places(source: str, tree: ast.Module, answers: Sequence[tuple[int, int]]) -> list[Place]:
-    """Every expression, slice and statement of the answers."""
+def _answered(source: str, tree: ast.Module, answers: Sequence[tuple[int, int]]) -> list[tuple[ast.AST, ast.AST]]:
+    """Every expression, slice and statement of the answers, each with the function that it stands in."""
     starts = [0]  # in bytes, as ast counts columns
     for line in python_lines(source):
         starts.append(starts[-1] + len(line.encode()))
     spans = [(len(source[:a].encode()), len(source[:b].encode())) for a, b in answers]
-    found: list[Place] = []
+    found: list[tuple[ast.AST, ast.AST]] = []
 
     def is_answer(node: ast.expr | ast.stmt) -> bool:
         start = starts[node.lineno - 1] + node.col_offset
@@ -285,15 +275,10 @@ def _places(source: str, tree: ast.Module, answers: Sequence[tuple[int, int]]) -
         return any(a <= start and end <= b for a, b in spans)
 
     def visit(parent: ast.AST, function: ast.AST) -> None:
-        for name, value in ast.iter_fields(parent):
-            container: Any = value if isinstance(value, list) else vars(parent)
-            keys: Iterable[Any] = range(len(value)) if isinstance(value, list) else [name]
-            for key in keys:
-                node = container[key]
-                if not isinstance(node, ast.AST) or _is_aside(node):
-                    continue
+        for node in ast.iter_child_nodes(parent):
+            if not _is_aside(node):
                 if isinstance(node, ast.expr | ast.stmt) and is_answer(node):
-                    found.append(Place(container, key, function))
+                    found.append((node, function))
                 visit(node, node if isinstance(node, ast.FunctionDef) else function)
 
     visit(tree, tree)
@@ -305,15 +290,25 @@ def _is_aside(node: ast.AST) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.keyword) and node.arg == "strict")
 
 
-def _changed(place: Place, change: Change, tree: ast.Module) -> Iterator[str]:
-    """The source with each of the changes of the node at this place."""
-    node = place.container[place.key]
+@dataclass
+class _Swap(ast.NodeTransformer):
+    """Puts one node in the place of another."""
+
+    old: ast.AST
+    new: ast.AST
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        return self.new if node is self.old else self.generic_visit(node)
+
+
+def _changed(tree: ast.Module, node: ast.AST, change: Change) -> Iterator[str]:
+    """The source with each of the changes of this node."""
     for new in change(node):
-        place.container[place.key] = new
+        _Swap(node, new).visit(tree)
         try:
             yield ast.unparse(ast.fix_missing_locations(tree))
         finally:
-            place.container[place.key] = node
+            _Swap(new, node).visit(tree)
 
 
 def _scope(function: ast.AST) -> list[str]:

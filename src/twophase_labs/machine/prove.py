@@ -47,11 +47,8 @@ class Row:
     reason: str = ""
 
 
-def prove(grader: Grader, lab: Lab, seed: int | None = 0, only: str | None = None) -> list[Row]:
-    """All proofs of one lab, or of its exercise `only`.
-
-    `seed` is of the bank's random inputs; None draws new ones, as for a learner.
-    """
+def prove(grader: Grader, lab: Lab, seed: int = 0, only: str | None = None) -> list[Row]:
+    """All proofs of one lab, or of its exercise `only`; `seed` is of the bank's random inputs."""
     rows = [*_as_a_whole(grader, lab, only), *_bank_sizes(lab)]
     tried = [(i, answer) for i, bank in lab.banks.items() if only in (None, i) for answer in bank]
     jobs = [Job(i, answer.source(lab.templates[i]), fall_back=lab.all_uses(i), seed=seed) for i, answer in tried]
@@ -140,7 +137,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("labs", nargs="*", help="numbers of labs (default: all with exercises)")
     parser.add_argument("--root", type=Path, help="the repository (default: the one this folder is in)")
     parser.add_argument("--package", default=PACKAGE, help="where the chapters are")
-    parser.add_argument("--fresh", action="store_true", help="new random inputs instead of those of seed 0")
     parser.add_argument("--seeds", type=int, metavar="N", help="judge every answer with N seeds; print what differs")
     parser.add_argument("--mutate", action="store_true", help="run edits of the solutions; print what is accepted")
     parser.add_argument("--exercise", metavar="ID", help="only this exercise")
@@ -154,14 +150,13 @@ def main(argv: list[str] | None = None) -> int:
         labs = [workbook.lab(name) for name in names] or list(workbook.labs.values())
         if args.exercise:
             workbook.lab_of(args.exercise).exercise(args.exercise)
-        seed = None if args.fresh else 0
         with Grader(workbook, args.workers) as grader:
             if args.mutate:
                 return _print_mutations(grader, labs, args.edits, args.exercise)
             if args.seeds:
                 rows = [row for lab in labs for row in lucky(grader, lab, args.seeds, args.exercise)]
             else:
-                rows = [row for lab in labs for row in prove(grader, lab, seed, only=args.exercise)]
+                rows = [row for lab in labs for row in prove(grader, lab, only=args.exercise)]
     except WorkbookError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Rules for labs whose sections say their minutes: whole functions, few blanks, sources named.
+"""Rules for a lab's text: sections with minutes and takeaways, few blanks, whole functions, sources named.
 
 `problems(lab)` names what breaks one. They are told when a lab is built, and fail `build --check` and the tests.
 """
@@ -32,8 +32,6 @@ UNIT = re.compile(
 
 def problems(lab: Lab) -> list[str]:
     """What an author has to change, in words; none is good."""
-    if lab.minutes is None:
-        return []
     found = [*_sizes(lab), *_sections(lab), *_boxes(lab)]
     found += [p for e in lab.exercises.values() if lab.is_open(e.id) for p in _open(lab, e)]
     return [f"{lab.source.name}: {problem}" for problem in found]
@@ -58,7 +56,7 @@ def _sections(lab: Lab) -> Iterator[str]:
 
 
 def _measures(section: Section) -> bool:
-    return any(part.kind == "code" for part in section.parts) and not WITHOUT_TAKEAWAY.search(section.title)
+    return section.has_code and not WITHOUT_TAKEAWAY.search(section.title)
 
 
 def _boxes(lab: Lab) -> Iterator[str]:

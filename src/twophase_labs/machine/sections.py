@@ -2,14 +2,13 @@
 
 In the source `<!-- minutes: 14 -->` stands under a heading: reading, thinking, exercises and running, all of it. The
 notebook shows it as '14 minutes'. What is optional is counted apart: `<!-- minutes: 14 + 8 -->`. What stands before
-the first heading says `<!-- opening minutes: 5 -->`, for the map alone. A lab whose sections say their minutes
-keeps further rules (rules.py).
+the first heading says `<!-- opening minutes: 5 -->`, for the map alone.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 MINUTES = re.compile(r"^<!-- (?P<opening>opening )?minutes: (?P<core>\d+)(?: \+ (?P<extra>\d+))? -->$", re.MULTILINE)
@@ -18,22 +17,19 @@ IN_LINKS = "-.,:;!?'&=+@/~"
 FENCE = re.compile(r"\s*(```|~~~)")
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one cell has of a section. `cell` counts the notebook's cells from 0."""
-
-    cell: int
-    kind: Literal["markdown", "code"]
-    text: str
-    tags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
+@dataclass
 class Section:
-    """What stands from one heading to the next; that before the first heading has no title."""
+    """What stands from one heading to the next; that before the first heading has no title.
+
+    Attributes:
+        prose: Its markdown, without the heading.
+        exercises: Ids, in order.
+    """
 
     title: str
-    parts: tuple[Part, ...]
+    prose: str = ""
+    has_code: bool = False
+    exercises: tuple[str, ...] = ()
 
     @property
     def minutes(self) -> int | None:
@@ -48,16 +44,6 @@ class Section:
         return int(found["extra"] or 0) if found else 0
 
     @property
-    def prose(self) -> str:
-        return "\n\n".join(part.text for part in self.parts if part.kind == "markdown")
-
-    @property
-    def exercises(self) -> tuple[str, ...]:
-        """Ids, in order."""
-        tags = [tag for part in self.parts for tag in part.tags]
-        return tuple(tag.removeprefix("exercise:") for tag in tags if tag.startswith("exercise:"))
-
-    @property
     def link(self) -> str:
         """In markdown, to this section of the same notebook: JupyterLab's name of it has - for spaces."""
         shown = re.sub(r"[`*]", "", self.title).replace(" ", "-")
@@ -66,25 +52,19 @@ class Section:
 
 def sections(cells: Iterable[Mapping[str, Any]]) -> tuple[Section, ...]:
     """The first is what stands before any heading, and may be empty."""
-    titles, parts = [""], list[list[Part]]([[]])
-    for index, cell in enumerate(cells):
+    found = [Section("")]
+    for cell in cells:
         if cell["cell_type"] != "markdown":
-            tags = tuple(cell["metadata"].get("tags", ()))
-            parts[-1].append(Part(index, "code", cell["source"], tags))
+            found[-1].has_code = True
+            tags = cell["metadata"].get("tags", ())
+            found[-1].exercises += tuple(t.removeprefix("exercise:") for t in tags if t.startswith("exercise:"))
             continue
-        lines: list[str] = []
         is_fenced = False
         for line in cell["source"].split("\n"):
             is_fenced ^= FENCE.match(line) is not None
-            heading = HEADING.fullmatch(line) if not is_fenced else None
-            if heading:
-                if "\n".join(lines).strip():
-                    parts[-1].append(Part(index, "markdown", "\n".join(lines)))
-                titles.append(heading["title"])
-                parts.append([])
-                lines = []
+            if not is_fenced and (heading := HEADING.fullmatch(line)):
+                found.append(Section(heading["title"]))
             else:
-                lines.append(line)
-        if "\n".join(lines).strip():
-            parts[-1].append(Part(index, "markdown", "\n".join(lines)))
-    return tuple(Section(title, tuple(found)) for title, found in zip(titles, parts, strict=True))
+                found[-1].prose += f"{line}\n"
+        found[-1].prose += "\n"
+    return tuple(found)

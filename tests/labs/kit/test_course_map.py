@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.labs.timed import LAB, TIMED
+from tests.labs.demo import DEMO, LAB
 from twophase_labs.kit.course_map import REPORT, closing, course_map, paths
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.progress import DIRECTORY_VARIABLE
@@ -16,21 +16,22 @@ def entries(folder, exercises):
     (folder / "01_demo.progress.json").write_text(json.dumps({"version": 1, "exercises": exercises}))
 
 
-def test_what_has_passed_and_what_comes_next(tmp_path):
-    (row,) = course_map(TIMED, tmp_path).labs
+def test_what_has_passed_and_what_comes_next(tmp_path, monkeypatch):
+    monkeypatch.setitem(LAB.exercises, "1.5", replace(LAB.exercises["1.5"], is_extra=True))
+    (row,) = course_map(DEMO, tmp_path).labs
     assert (row.title, row.minutes) == ("1 demo", LAB.minutes)
     assert (row.num_passed, row.num_exercises, row.points, row.next_exercise) == (0, len(LAB.core), 0, "1.1")
     assert not list(tmp_path.iterdir()), "looking writes nothing"
     entries(tmp_path, {"1.1": {"verdict": "passed"}, "1.2": {"verdict": "failed"}, "1.5": {"verdict": "passed"}})
-    (row,) = course_map(TIMED, tmp_path).labs
+    (row,) = course_map(DEMO, tmp_path).labs
     assert (row.num_passed, row.points) == (1, LAB.exercises["1.1"].points), "1.5 is extra"
     assert row.next_exercise == "1.2"
     entries(tmp_path, {i: {"verdict": "passed"} for i in LAB.exercises})
-    shown = course_map(TIMED, tmp_path)
+    shown = course_map(DEMO, tmp_path)
     points, bar = sum(e.points for e in LAB.core), 10 * "█"
-    line = f"| [1 demo](01_demo.ipynb) | 17 min | {bar} | 5 of 5 | {points} of {points} | complete |"
+    line = f"| [1 demo](01_demo.ipynb) | 25 min | {bar} | 7 of 7 | {points} of {points} | complete |"
     assert line in shown._repr_markdown_()
-    assert repr(shown).splitlines()[1].split() == f"1 demo 17 min {bar} 5 of 5 {points} of {points} complete".split()
+    assert repr(shown).splitlines()[1].split() == f"1 demo 25 min {bar} 7 of 7 {points} of {points} complete".split()
     assert shown.next_lab is None
 
 
@@ -56,7 +57,7 @@ def test_a_path_takes_six_to_eight_hours():
 def test_a_file_that_cannot_be_read_stops_nothing(tmp_path, monkeypatch, content):
     (tmp_path / "01_demo.progress.json").write_text(content)
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(Workbook, "find", lambda: TIMED)
+    monkeypatch.setattr(Workbook, "find", lambda: DEMO)
     (row,) = course_map().labs
     assert row.num_passed == 0
 
@@ -70,11 +71,11 @@ def test_the_diagram_of_the_course_shows_each_lab():
 
 def test_a_lab_ends_with_what_is_next_its_neighbours_and_the_report_card(tmp_path):
     entries(tmp_path, {"1.1": {"verdict": "passed"}})
-    shown = closing("1", TIMED, tmp_path)
-    assert f"1 of 5 exercises, {LAB.exercises['1.1'].points} of" in repr(shown)
+    shown = closing("1", DEMO, tmp_path)
+    assert f"1 of 8 exercises, {LAB.exercises['1.1'].points} of" in repr(shown)
     assert "next: 1.2" in repr(shown)
     assert REPORT in repr(shown)
     entries(tmp_path, {i: {"verdict": "passed"} for i in LAB.exercises})
-    assert "the lab is complete" in repr(closing("1", TIMED, tmp_path))
+    assert "the lab is complete" in repr(closing("1", DEMO, tmp_path))
     links = closing("7", Workbook.find(), tmp_path)._repr_markdown_().split("\n")[-1]
     assert re.findall(r"\]\((\w+)", links) == ["06_compression", "00_start", "08_operations"]

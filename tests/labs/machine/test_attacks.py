@@ -29,33 +29,45 @@ def answer(*lines):
     return "import os, sys, time\n\n\ndef running_mean(x):\n" + "".join(f"    {line}\n" for line in (*lines, RETURN))
 
 
-# What is done; what may be said of it. Loops, crashes and memory are in test_bad_input.py.
+WRONG = answer("x = x * 2")
+ANY = ("passed", "failed", "error")
+# The cell; what may be said of it. Loops, crashes and memory are in test_bad_input.py.
 HOSTILE = {
-    "kills itself": (["os.kill(os.getpid(), 9)"], ("passed", "error")),  # the first process of a namespace is spared
-    "writes a huge file": (["with open('big', 'wb') as f: f.seek(2**30), f.write(b'x')"], ("error",)),
-    "fills its disk": (["for n in range(9): open(f'big{n}', 'xb').write(bytes(2**27))"], ("error",)),
+    "kills itself": (answer("os.kill(os.getpid(), 9)"), ("passed", "error")),  # a namespace's first process is spared
+    "writes a huge file": (answer("with open('big', 'wb') as f: f.seek(2**30), f.write(b'x')"), ("error",)),
+    "fills its disk": (answer("for n in range(9): open(f'big{n}', 'xb').write(bytes(2**27))"), ("error",)),
     "forks a hundred times": (
-        ["for _ in range(100):", "    if os.fork() == 0: time.sleep(71.3)"],
+        answer("for _ in range(100):", "    if os.fork() == 0: time.sleep(71.3)"),
         ("passed", "error", "timeout"),
     ),
     "computes in forty processes": (
-        ["for _ in range(40):", "    if os.fork() == 0:", "        while True: pass", "time.sleep(60)"],
+        answer("for _ in range(40):", "    if os.fork() == 0:", "        while True: pass", "time.sleep(60)"),
         ("error",),
     ),
-    "leaves a fork to answer": (["if os.fork() == 0: return x.cumsum(-1)", "return x * 2"], ("failed",)),
-    "leaves a daemon": (["if os.fork() == 0:", "    os.setsid()", "    time.sleep(71.3)"], ("passed",)),
+    "leaves a fork to answer": (answer("if os.fork() == 0: return x.cumsum(-1)", "return x * 2"), ("failed",)),
+    "leaves a daemon": (answer("if os.fork() == 0:", "    os.setsid()", "    time.sleep(71.3)"), ("passed",)),
+    "leaves a thread": (answer("import threading", "threading.Thread(target=time.sleep, args=(50,)).start()"), ("passed",)),
     "writes to every descriptor": (
-        ["for fd in range(64):", '    try: os.write(fd, b\'{"verdict": "passed"}\\n\')', "    except OSError: pass"],
+        answer("for fd in range(64):", '    try: os.write(fd, b\'{"verdict": "passed"}\\n\')', "    except OSError: pass"),
         ("error",),
     ),
-    "says a gigabyte": (["raise ValueError('x' * 2**28)"], ("error",)),
+    "says a gigabyte": (answer("raise ValueError('x' * 2**28)"), ("error",)),
+    "prints a gigabyte": ("import sys\n\nfor _ in range(16):\n    sys.stdout.write('x' * 2**26)\n" + RIGHT, ("passed",)),
+    "asks for input": ("import sys\n\nsys.stdin.read()\n" + RIGHT, ("passed",)),
+    "checks itself": (RIGHT + '\nfrom twophase_labs import check\n\ncheck("1.1")\n', ("passed",)),
+    "draws and seeds": (answer("torch.manual_seed(0)", "torch.rand(3)"), ("passed",)),
     "puts another judge in place": (
-        ["from twophase_labs.machine.judge import Judge", "Judge.judge = Judge._run = lambda *a, **k: None"],
-        ("passed", "failed", "error"),
+        answer("from twophase_labs.machine.judge import Judge", "Judge.judge = Judge._run = lambda *a, **k: None"),
+        ANY,
     ),
-    "loops and holds on": (["while True:", "    try: time.sleep(9)", "    except BaseException: pass"], ("timeout",)),
-    "forks and loops": (["os.fork(), os.fork()", "while True: pass"], ("timeout",)),
-}
+    "patches torch while defining": ("torch.equal = torch.allclose = lambda *a, **k: True\n" + WRONG, ANY),
+    "patches torch while running": (answer("torch.isclose = lambda a, *b, **k: torch.ones_like(a, dtype=bool)", "x = x * 2"), ANY),
+    "patches the checks": ("import twophase_labs.machine.checks as c\n\nc.compare = lambda *a, **k: None\n" + WRONG, ANY),
+    "patches the clock": ("import time\n\ntime.monotonic = time.time = lambda: 0.0\n" + WRONG, ANY),
+    "takes torch away": ("import sys\n\nsys.modules['torch'] = None\n" + WRONG, ANY),
+    "loops and holds on": (answer("while True:", "    try: time.sleep(9)", "    except BaseException: pass"), ("timeout",)),
+    "forks and loops": (answer("os.fork(), os.fork()", "while True: pass"), ("timeout",)),
+}  # fmt: skip
 SLOW = {"loops and holds on", "forks and loops"}
 
 
@@ -65,11 +77,6 @@ def lane():
     lane.run(Job("1.6", "answer_1_6 = 128\n"))
     yield lane
     lane.close()
-
-
-def needs_namespaces(lane):
-    if lane.isolation != sandbox.NAMESPACES:
-        pytest.skip(f"not run here: {lane.isolation}")
 
 
 def processes():
@@ -90,26 +97,17 @@ def descendants(of):
 
 @pytest.mark.parametrize("what", [pytest.param(w, marks=pytest.mark.full) if w in SLOW else w for w in HOSTILE])
 def test_it_costs_that_answer_at_most(lane, what):
-    lines, allowed = HOSTILE[what]
+    source, allowed = HOSTILE[what]
     worker = lane._process
-    assert lane.run(Job("1.1", answer(*lines))).verdict in allowed
+    assert lane.run(Job("1.1", source)).verdict in allowed
     assert lane._process is worker, "the worker has to be started again"
     assert lane.run(Job("1.1", RIGHT)).passed, "the next answer pays for it"
+    assert lane.run(Job("1.1", WRONG)).verdict == "failed", "the next answer profits by it"
     if lane.isolation == sandbox.NAMESPACES:
         deadline = time.monotonic() + 10
         while descendants(worker.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert descendants(worker.pid) == []
-        assert not any(command_line_has("71.3"))
-
-
-def command_line_has(text):
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{process}/cmdline") as file:
-                yield text in file.read()
-        except OSError:
-            continue
 
 
 def found_by(lane, *attempts):
@@ -120,7 +118,8 @@ def found_by(lane, *attempts):
 
 
 def test_nothing_outside_can_be_reached(lane, tmp_path):
-    needs_namespaces(lane)
+    if lane.isolation != sandbox.NAMESPACES:
+        pytest.skip(f"not run here: {lane.isolation}")
     submission = tmp_path / "alice.ipynb"
     submission.write_text("hers")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -152,8 +151,7 @@ def test_nothing_outside_can_be_reached(lane, tmp_path):
 
 def test_a_private_folder_is_there_and_new_each_time(lane):
     for _ in range(2):
-        reason = found_by(lane, ("open('mine', 'x').close()", "wrote"))  # not if there is such a file
-        assert reason == "your code raised ValueError: ['wrote']"
+        assert "['wrote']" in found_by(lane, ("open('mine', 'x').close()", "wrote"))  # not if there is such a file
 
 
 def test_secrets_of_the_environment_stay_outside(monkeypatch):
@@ -187,7 +185,7 @@ def test_a_verdict_travels_as_a_line():
 
 @pytest.mark.parametrize(
     ("source", "verdict"),
-    [(RIGHT, "passed"), (answer("x = x * 2"), "failed"), (answer("os._exit(0)"), "error")],
+    [(RIGHT, "passed"), (WRONG, "failed"), (answer("os._exit(0)"), "error")],
 )
 def test_without_fork_the_verdicts_are_the_same(source, verdict):
     lane = Lane(DEMO, LAB, fork=False)

@@ -5,12 +5,7 @@ import pytest
 
 from twophase_labs.machine import build
 
-SOURCE = """# %% [markdown]
-# # A lab
-
-# %%
-print(6 * 7)
-"""
+SOURCE = "# %% [markdown]\n# # A lab\n\n# %%\nprint(6 * 7)\n"
 
 
 @pytest.fixture
@@ -37,7 +32,9 @@ def test_builds_both_and_reproducibly(repository):
     assert run(repository, "--check") == 0
 
 
-def test_drift_is_found(repository, capsys):
+def test_drift_is_found(repository, tmp_path, capsys):
+    assert run(tmp_path / "labs") == 2
+    assert "repository's top folder" in capsys.readouterr().err
     assert run(repository, "--check") == 1
     assert "labs/99_lab.ipynb is missing" in capsys.readouterr().err
     assert run(repository) == 0
@@ -50,8 +47,3 @@ def test_drift_is_found(repository, capsys):
     (repository / "labsolutions" / "99_lab.py").write_text(SOURCE.replace("6", "5"))
     assert run(repository, "--check") == 1
     assert capsys.readouterr().err.count("differs") == 2
-
-
-def test_wrong_folder(tmp_path, capsys):
-    assert run(tmp_path) == 2
-    assert "repository's top folder" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from twophase_labs.machine.checks import (
     fresh,
     integer,
     integers,
+    lasting,
     number,
     raises,
     unchanged,
@@ -39,7 +40,7 @@ class Mute:
 @pytest.mark.parametrize(
     ("got", "expected", "message"),
     [
-        (None, X, "the result is None"),
+        (None, X, "the result is None, expected a tensor"),
         ([1.0], X, "the result is a list, expected a tensor"),
         (X.T, X, r"shape \[3, 2\] \(row, column\), expected \[2, 3\] \(row, column\)"),
         (X.half(), X, "dtype float16, expected float32"),
@@ -122,23 +123,25 @@ def test_what_is_no_whole_number(value):
     assert integers(value) == ([3] if isinstance(value, list) else None)
 
 
-def test_inputs_are_left_alone_and_results_are_fresh_and_finite():
-    numbers, x = [1], X.clone()
-    with unchanged(x=NAN, n=numbers):
+def test_inputs_are_left_alone_and_results_are_fresh_finite_and_lasting():
+    with unchanged(x=NAN, n=[1]):
         pass
-    with pytest.raises(Rejected, match="modified its input `numbers`"), unchanged(numbers=numbers):
-        numbers.append(2)
-    with pytest.raises(Rejected, match="modified its input `x`"), unchanged(x=x):
-        x.add_(1)
-    fresh(x.clone(), x=x)
+    for value, change in (
+        ([1], lambda v: v.append(2)),
+        (X.clone(), lambda v: v.add_(1)),
+        (NAN.clone(), torch.Tensor.zero_),
+    ):
+        with pytest.raises(Rejected, match="modified its input `v`"), unchanged(v=value):
+            change(value)
+    kept = NAN.clone()
+    with pytest.raises(Rejected, match="changed `out` of the first one's result"), lasting(out=kept):
+        kept[0] += 1
+    fresh(X.clone(), x=X)
     with pytest.raises(Rejected, match="a view of the input `x`"):
-        fresh(x[1:], x=x)
+        fresh(X[1:], x=X)
     finite(X)
     with pytest.raises(Rejected, match="nan at row 1, column 0"):
         finite(NAN, axes=("row", "column"))
-
-
-def test_an_exception_may_be_asked_for():
     raises(ValueError, int, "x")
     with pytest.raises(Rejected, match="should raise ValueError; it returned 1"):
         raises(ValueError, int, "1")

@@ -70,15 +70,15 @@ def workbook(tmp_path, monkeypatch):
 
 
 def test_reset_keeps_what_was_there(workbook, capsys):
+    notebook, progress = (workbook / "labs" / f"01_demo.{suffix}" for suffix in ("ipynb", "progress.json"))
     assert labs.main(["reset", "01"]) == 0
-    fresh = (workbook / "labs" / "01_demo.ipynb").read_text()
+    fresh = notebook.read_text()
     assert fresh == to_text(learner_notebook(LAB))
     for content in ("mine", "mine again"):
-        (workbook / "labs" / "01_demo.ipynb").write_text(content)
-        (workbook / "labs" / "01_demo.progress.json").write_text(f"progress of {content}")
+        notebook.write_text(content)
+        progress.write_text(f"progress of {content}")
         assert labs.main(["reset", "1"]) == 0
-    files = {path.name: path.read_text() for path in (workbook / "labs").iterdir()}
-    assert files == {
+    assert {path.name: path.read_text() for path in (workbook / "labs").iterdir()} == {
         "01_demo.ipynb": fresh,
         "old_01_demo.ipynb": "mine",
         "old_01_demo.progress.json": "progress of mine",
@@ -88,14 +88,9 @@ def test_reset_keeps_what_was_there(workbook, capsys):
     assert "moved 01_demo.ipynb to old_01_demo-2.ipynb" in capsys.readouterr().out
 
 
-def test_show_and_list(workbook, capsys):
-    assert labs.main(["show", "1.3"]) == 0
-    assert capsys.readouterr().out == 'def centred(x):\n    ____("1.3", 1, "subtract the running mean and scale")\n'
-    assert labs.main([]) == 0
-    assert capsys.readouterr().out.split() == [
-        "01_demo",
-        *["8", "exercises", "13", "points", "0", "min", "with", "reading"],
-    ]
+def test_show(workbook, capsys):
+    assert labs.main(["show", "1.6"]) == 0
+    assert capsys.readouterr().out == 'answer_1_6 = ____("1.6", 1, "bytes")\n'
 
 
 @pytest.mark.parametrize("args", [["reset", "7"], ["show", "1.99"], ["show", "9.1"], ["reset", "x"]])

@@ -9,7 +9,7 @@ from twophase_labs.machine import blanks
 from twophase_labs.machine.build import learner_notebook, solved_notebook
 from twophase_labs.machine.grading.flags import MACHINERY, NETWORK, PRINTED, PROCESS, SOLUTION, TEXT, Flag, flags
 from twophase_labs.machine.grading.locate import Cell, code_cells
-from twophase_labs.machine.lab import Workbook
+from twophase_labs.machine.lab import Lab, Workbook
 
 SUSPECT = {
     "open('labsolutions/01_demo.py').read()": (SOLUTION, "labsolutions"),
@@ -70,7 +70,7 @@ COPIES = {
 
 @pytest.mark.parametrize("source", COPIES)
 def test_a_pasted_solution_is_flagged_whatever_its_names(source):
-    lab = Workbook(DEMO.root, DEMO.package).lab("1")
+    lab = Lab(LAB.source, DEMO.package)
     vars(lab)["templates"] = {**LAB.templates, "1.1": LONG}
     assert flags([Cell(7, source, None)], lab) == [Flag(PRINTED, 7, what) for what in COPIES[source]]
 
@@ -78,10 +78,9 @@ def test_a_pasted_solution_is_flagged_whatever_its_names(source):
 def test_a_flag_names_its_cell_and_changes_no_points(grader, tmp_path):
     notebook = json.loads(json.dumps(solved_notebook(LAB)))
     notebook["cells"].append({"cell_type": "code", "source": "import os\n\nos.fork", "metadata": {}})
+    (tmp_path / "01_demo.ipynb").write_text(json.dumps(notebook))
+    report = grader.grade(tmp_path / "01_demo.ipynb")
     number = len(notebook["cells"])
-    path = tmp_path / "01_demo.ipynb"
-    path.write_text(json.dumps(notebook))
-    report = grader.grade(path)
     assert [str(flag) for flag in report.flags] == [f"starts or ends processes: os.fork in cell {number}"]
     assert report.points == 12
     assert report.to_json()["flags"] == [{"kind": PROCESS, "cell": number, "what": "os.fork"}]
@@ -89,7 +88,7 @@ def test_a_flag_names_its_cell_and_changes_no_points(grader, tmp_path):
 
 def test_an_edited_copy_of_the_labs_own_cell_has_what_that_had():
     """What the lab itself does, it may tell a learner to change."""
-    lab = Workbook(LAB.source.parent.parent, LAB.package).lab("1")
+    lab = Lab(LAB.source, DEMO.package)
     lab.notebook.cells[1].source += "\nimport socket"
     assert flags([Cell(1, "import socket\nsocket.gethostname()", None)], lab) == []
     assert [f.what for f in flags([Cell(1, "import socket\nimport httpx", None)], lab)] == ["import httpx"]

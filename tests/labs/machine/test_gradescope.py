@@ -13,7 +13,7 @@ from zipfile import ZipFile
 import pytest
 
 from tests.labs.demo import LAB
-from tests.labs.machine.test_extra import CORE_POINTS, EXERCISES, report
+from tests.labs.machine.test_tables import CORE_POINTS, EXERCISES, report
 from twophase_labs.commands import grade
 from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
 from twophase_labs.machine.grading.folder import Submission

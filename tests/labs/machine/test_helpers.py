@@ -23,41 +23,35 @@ def wanted(answer, *sources, taken=("answer",), answers=()):
     return [*helpers, *aliases]
 
 
-def test_what_an_answer_mentions_runs_and_what_that_mentions():
-    sources = [
-        "import math\nfrom os import path as p",
-        "WIDTH = 4; HEIGHT = 5",
-        "@p\ndef shift(x):\n    return x * WIDTH",
-    ]
-    assert wanted("shift(1)", *sources) == ["from os import path as p", "WIDTH = 4", sources[2]]
-    assert wanted("1", *sources) == []
-    assert wanted("eval('HEIGHT')", *sources) == ["HEIGHT = 5"]
-    assert wanted("1", "from math import *") == ["from math import *"]
+IMPORTS, SIZES = "import math\nfrom os import path as p", "WIDTH = 4; HEIGHT = 5"
+SHIFT = "@p\ndef shift(x):\n    return x * WIDTH"
+WRITTEN = "def f(ä):\n    # a remark\n    return (ä +\n            1)"
+ALIASES = ("step = use('1.1')", "(step, b) = use('1.1'), use('1.3')", "step = e = use('1.8')")
+OTHERS = ("step = use('7.7')", "step = use(1.1)", "step = other('1.1')", "_, step = len(''), use('1.8')")
 
 
-def test_experiments_do_not_run():
-    assert (
-        wanted("a, b, c", "a = len('')", "while True: b = 1", "print(c)", "b, a = 1, 2", "a += 1", "c = {[]: 1}") == []
-    )
-
-
-def test_text_stays_as_it_was_written():
-    source = "def f(ä):\n    # a remark\n    return (ä +\n            1)"
-    assert wanted("f", f"'ö'; x = 'ä'; y = 2\n{source}") == [source]
-    assert wanted("y", "'ö'; x = 'ä'; y = 2\n") == ["y = 2"]
+@pytest.mark.parametrize(
+    ("answer", "sources", "runs"),
+    [
+        ("shift(1)", [IMPORTS, SIZES, SHIFT], ["from os import path as p", "WIDTH = 4", SHIFT]),
+        ("1", [IMPORTS, SIZES, SHIFT], []),
+        ("eval('HEIGHT')", [SIZES], ["HEIGHT = 5"]),
+        ("1", ["from math import *"], ["from math import *"]),
+        ("a, b, c", ["a = len('')", "while True: b = 1", "print(c)", "b, a = 1, 2", "a += 1", "c = {[]: 1}"], []),
+        ("f", [f"'ö'; x = 'ä'; y = 2\n{WRITTEN}"], [WRITTEN]),
+        ("y", ["'ö'; x = 'ä'; y = 2\n"], ["y = 2"]),
+        ("running_mean", [MEAN.replace("x.", "y.")], []),
+        *(("step", [alias], [alias]) for alias in ALIASES),
+        *(("step", [other], []) for other in OTHERS),
+    ],
+)
+def test_what_an_answer_mentions_runs_as_it_was_written_and_what_that_mentions(answer, sources, runs):
+    assert wanted(answer, *sources) == runs
 
 
 def test_another_exercises_answer_counts_in_its_own_cell_only():
-    assert wanted("running_mean", MEAN.replace("x.", "y.")) == []
     assert wanted("running_mean", answers=[MEAN]) == [MEAN.rstrip("\n")]
     assert wanted("running_mean", answers=[MEAN], taken=("answer", "running_mean")) == []
-
-
-def test_names_for_an_exercises_function():
-    for alias in ("step = use('1.1')", "(step, b) = use('1.1'), use('1.3')", "step = e = use('1.8')"):
-        assert wanted("step", alias) == [alias]
-    for other in ("step = use('7.7')", "step = use(1.1)", "step = other('1.1')", "_, step = len(''), use('1.8')"):
-        assert wanted("step", other) == []
 
 
 def test_the_labs_own_cells_count_above_the_answer():

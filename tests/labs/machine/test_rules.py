@@ -1,4 +1,4 @@
-"""Rules for labs whose sections say their minutes: these keep them, and breaking one is told."""
+"""Rules for a lab's sections and exercises: breaking one is told (test_labs.py: the labs keep them)."""
 
 import doctest
 from dataclasses import replace
@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.labs.timed import LAB as TIMED
+from tests.labs.demo import LAB
 from twophase_labs.machine import blanks, rules
 from twophase_labs.machine.build import card
 from twophase_labs.machine.cards import with_skeleton
@@ -16,15 +16,9 @@ from twophase_labs.machine.lab import Lab, Workbook
 from twophase_labs.machine.solved import run_reference
 
 WORKBOOK = Workbook(Path(__file__).parents[3])
-SECOND = [number for number, lab in WORKBOOK.labs.items() if lab.minutes is not None]
 
 
-@pytest.mark.parametrize("number", SECOND)
-def test_a_lab_keeps_them(number):
-    assert rules.problems(WORKBOOK.lab(number)) == []
-
-
-@pytest.mark.parametrize("number", sorted(WORKBOOK.labs))
+@pytest.mark.parametrize("number", WORKBOOK.labs)
 def test_a_picture_is_shown_once(number):
     """A cell that draws a figure and ends with it shows it twice: as what it drew, and as its value."""
     for cell in nbformat.read(WORKBOOK.lab(number).source.with_suffix(".ipynb"), as_version=4).cells:
@@ -45,34 +39,23 @@ def doctested(lab):
     return "".join(told)
 
 
-@pytest.mark.parametrize("number", [n for n in SECOND if WORKBOOK.lab(n).exercises])
+@pytest.mark.parametrize("number", [n for n, lab in WORKBOOK.labs.items() if lab.exercises])
 def test_worked_examples_are_true(number):
     assert doctested(WORKBOOK.lab(number)) == ""
 
 
-OPEN = '''def running_mean(x):
-    """The mean up to each position, for x of shape [T].
-
-    >>> running_mean(torch.tensor([2.0, 4.0])).tolist()
-    [2.0, 3.0]
-    >>> running_mean(torch.ones(1)).tolist()
-    [1.0]
-    """
-    # BEGIN SOLUTION: the means
-    # a remark
-    totals = x.cumsum(-1)
-    return totals / torch.arange(1, x.shape[-1] + 1)
-    # END SOLUTION'''
+HEAD, DOCSTRING = "def f(x):\n", '    """Half of x.\n\n    >>> f(2)\n    1\n    """\n'
+BODY = "    # BEGIN SOLUTION\n    # a remark\n    y = x\n    return y / 2\n    # END SOLUTION"
 
 
 @pytest.mark.parametrize(
     ("source", "is_open"),
     [
-        (OPEN, True),
-        (OPEN.replace(OPEN[OPEN.index('    """') : OPEN.index("    # BEGIN")], ""), True),
-        (OPEN.replace("    # BEGIN", "    totals = 0\n    # BEGIN"), False),
-        (OPEN + "\n    return 1", False),
-        (OPEN + "\n\n\nx = 3  # SOLUTION", False),
+        (HEAD + DOCSTRING + BODY, True),
+        (HEAD + BODY, True),
+        (HEAD + DOCSTRING + "    y = 0\n" + BODY, False),
+        (HEAD + BODY + "\n    return 1", False),
+        (HEAD + BODY + "\n\n\nx = 3  # SOLUTION", False),
         ("def f(x):\n    return x  # SOLUTION", False),
         ("import math\n\n\nclass A:\n    @property\n    def f(self):\n        # BEGIN SOLUTION\n        return 1\n        # END SOLUTION", True),
         ('class A:\n    """A."""\n\n    # BEGIN SOLUTION\n    def f(self):\n        return 1\n\n    # END SOLUTION', True),
@@ -88,55 +71,44 @@ def test_what_is_open(source, is_open):
 
 @pytest.fixture
 def made(tmp_path):
-    """Makes today's demonstration lab with a change to its text."""
+    """Makes the demonstration lab with a change to its text."""
 
     def make(old="", new=""):
-        text = TIMED.source.read_text()
+        text = LAB.source.read_text()
         assert not old or text.count(old) == 1
         path = tmp_path / "01_demo.py"
         path.write_text(text.replace(old, new) if old else text)
-        lab = Lab(path, "tests.labs.timed")
-        lab.__dict__["exercises"] = dict(lab.exercises)
+        lab = Lab(path, "tests.labs.demo")
+        vars(lab)["exercises"] = dict(lab.exercises)
         return lab
 
     return make
 
 
 def test_a_wrong_example_is_told(made):
-    assert "[2.0, 4.0]" in doctested(made("    [2.0, 3.0]\n", "    [2.0, 4.0]\n"))
+    assert "[0.0, 3.0]" in doctested(made("    [0.0, 2.0]\n", "    [0.0, 3.0]\n"))
 
 
 def test_all_is_well_and_the_card_says_what_is_needed(made):
     lab = made()
-    assert [i for i in lab.exercises if lab.is_open(i)] == ["1.2", "1.3"]
+    assert [i for i in lab.exercises if lab.is_open(i)] == ["1.3"]
     assert rules.problems(lab) == []
     assert doctested(lab) == ""
-    exercise = lab.exercise("1.2")
-    needy = card(replace(exercise, needs=("model", "triton")))
+    needy = card(replace(lab.exercise("1.3"), needs=("model", "triton")))
     assert needy.rstrip("*\n").endswith(" \u00b7 needs the model \u00b7 Triton")
-    assert "needs" not in card(replace(exercise, needs=("cpu",)))
-
-
-def test_how_many_blanks_and_hints(made, monkeypatch):
-    lab = made()
-    monkeypatch.setattr(rules, "MAX_BLANKS", 1)
-    for exercise, hints in (("1.2", ("a", "b")), ("1.3", ("a", "b", "c = 1"))):
-        lab.exercises[exercise] = replace(lab.exercises[exercise], hints=hints)
-    told = "\n".join(rules.problems(lab))
-    for message in ("exercise 1.4 has 2 blanks; 1 at most", "2 hints", "is no skeleton"):
-        assert message in told
+    assert "needs" not in card(lab.exercise("1.3"))
 
 
 BROKEN = {
     "a long first cell": ("SCALE = 2.0", "SCALE = 2.0\n" + "x = 1\n" * 12, "the first code cell has 15 lines"),
-    "no minutes": ("# <!-- minutes: 5 -->\n", "", "section '2. State' says no minutes"),
-    "no takeaway": ("# **Takeaway.** Two steps.\n", "", "section '2. State' has no '**Takeaway.**"),
+    "no minutes": ("# <!-- minutes: 6 + 9 -->\n", "", "section '2. Cost' says no minutes"),
+    "no takeaway": ("# **Takeaway.** Two steps.\n", "", "section '2. Cost' has no '**Takeaway.**"),
     "an empty takeaway": ("# **Takeaway.** Two steps.\n", "# **Takeaway.**\n", "has no '**Takeaway.**"),
     "no link": ("[source](https://a.b/c)", "source", "links to no source"),
-    "an unknown link": ("https://a.b/c", "https://a.b/d", "https://a.b/d is not in SOURCES of tests.labs.timed"),
+    "an unknown link": ("https://a.b/c", "https://a.b/d", "https://a.b/d is not in SOURCES of tests.labs.demo"),
     "another box": ("**In production, 2026.**", "**In production.**", "a box begins"),
-    "no shape": ("The mean up to each position, for x of shape [T].", "The mean.", "names no shape"),
-    "one example": ("    >>> running_mean(torch.ones(1)).tolist()\n    [1.0]\n", "", "or more, found 1"),
+    "no shape": ("The difference at each of T positions.", "The difference.", "names no shape"),
+    "one example": ("    >>> centred(torch.ones(1)).tolist()\n    [0.0]\n", "", "or more, found 1"),
 }
 
 
@@ -149,29 +121,17 @@ def test_a_rule_that_is_broken_is_told(made, how):
 @pytest.mark.parametrize(
     ("hints", "message"), [((), "0 hints"), (("a", "b"), "2 hints"), (("a", "b", "c = 1"), "is no skeleton")]
 )
-def test_hints_of_an_open_exercise(made, hints, message):
+def test_hints_and_blanks(made, monkeypatch, hints, message):
     lab = made()
-    lab.exercises["1.2"] = replace(lab.exercises["1.2"], hints=hints)
-    assert message in "\n".join(rules.problems(lab))
-
-
-def test_how_many_blanks(made, monkeypatch):
     monkeypatch.setattr(rules, "MAX_BLANKS", 1)
-    assert "exercise 1.4 has 2 blanks; 1 at most" in "\n".join(rules.problems(made()))
-
-
-def test_the_card_says_what_is_needed(made):
-    exercise = made().exercise("1.2")
-    assert (
-        card(replace(exercise, needs=("model", "triton")))
-        .rstrip("*\n")
-        .endswith(" \u00b7 needs the model \u00b7 Triton")
-    )
-    assert "needs" not in card(replace(exercise, needs=("cpu",)))
+    lab.exercises["1.3"] = replace(lab.exercises["1.3"], hints=hints)
+    told = "\n".join(rules.problems(lab))
+    assert message in told
+    assert "exercise 1.8 has 2 blanks; 1 at most" in told
 
 
 def test_a_skeleton_is_shown_as_code():
-    skeleton = TIMED.exercises["1.2"].hints[-1]
-    assert with_skeleton(skeleton) == ("Sum, then divide:", "totals = ...\nreturn totals / ...")
+    skeleton = LAB.exercises["1.3"].hints[-1]
+    assert with_skeleton(skeleton) == ("Subtract, then scale:", "mean = ...\nreturn SCALE * ...")
     assert with_skeleton("\nfor x in y:\n    ...\n") == ("a skeleton:", "for x in y:\n    ...")
     assert with_skeleton("Look at `x`.") == ("Look at `x`.", "")

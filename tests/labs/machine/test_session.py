@@ -13,7 +13,6 @@ from twophase.core.errors import ModelFolderError
 from twophase_labs.machine import session as session_module
 from twophase_labs.machine.checks import compare
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.grading.lane import Job
 from twophase_labs.machine.judge import Judge, run_cell
 from twophase_labs.machine.lab import WorkbookError
 from twophase_labs.machine.session import Session, adopt
@@ -141,11 +140,6 @@ def test_the_reference_under_the_learners_name_is_not_the_learners(notebook):
         assert card.startswith("↷ 1.1 Running mean: by reference")
         assert NOT_YOURS in card
     assert notebook.file()["1.1"] == {"attempts": 1, "verdict": "failed"}, "looking at the reference is no attempt"
-    notebook.run(solved("1.1"))
-    assert notebook.check().startswith("✓ 1.1")
-    notebook.run('running_mean = use("1.1")')
-    assert notebook.check().startswith("✓ 1.1"), "one's own stays one's own"
-    assert notebook.file()["1.1"] == {"attempts": 3, "verdict": "passed"}
 
 
 @pytest.mark.parametrize("exercise", ["1.2", "1.4", "1.5", "1.6"])
@@ -156,11 +150,10 @@ def test_a_value_that_was_handed_out_is_told_from_an_equal_one(notebook, exercis
     notebook.run(f'{name} = {call}("{exercise}")')
     value = notebook.namespace[name]
     assert NOT_YOURS in notebook.check(exercise)
-    with pytest.raises(FileNotFoundError):
-        notebook.file()
     notebook.run(solved(exercise), exercise)
     assert notebook.namespace[name] == value
     assert notebook.check(exercise).startswith(f"✓ {exercise}")
+    assert notebook.file()[exercise]["attempts"] == 1
 
 
 MEASURE = 'running_mean = use("1.1")\ncentred = use("1.3")\ncentred(torch.ones(2))'
@@ -205,22 +198,6 @@ def test_a_prediction_is_committed_before_it_is_compared(notebook):
     assert notebook.file()["1.4"] == {"attempts": 2, "measured": 5050.0, "prediction": 200.0, "verdict": "passed"}
 
 
-@pytest.mark.parametrize(
-    ("guess", "is_number"),
-    [
-        *((guess, True) for guess in ("5050", "0.5", "np.float64(7)", "torch.tensor(3)")),
-        *((guess, False) for guess in ("None", "'5000'", "True", "float('nan')", "[5000]", "10**400", "-3.5", "0")),
-    ],
-)
-def test_any_number_has_the_predictions_point_and_the_grader_agrees(notebook, grader, guess, is_number):
-    source = f"import numpy as np\nimport torch\nguess_1_4 = {guess}"
-    notebook.run(source, "1.4")
-    assert notebook.check("1.4").startswith("✓ 1.4" if is_number else "✗ 1.4")
-    assert ("prediction" in notebook.file()["1.4"]) == is_number
-    (graded,) = grader.run_all(LAB, [Job("1.4", source)])
-    assert graded.verdict == ("passed" if is_number else "failed")
-
-
 def test_measuring_without_a_prediction(notebook):
     assert "nothing yet" in repr(notebook.ask('measured("1.4", torch.tensor(3))'))
     notebook.run("guess_1_4 = 4", "1.4")
@@ -256,6 +233,15 @@ def test_the_notebooks_random_numbers_go_on_as_if_unchecked(notebook):
     assert torch.equal(torch.rand(2), expected)
 
 
+def judged(source, test):
+    """The verdict on a cell, by one property with this test."""
+    namespace = {}
+    run_cell(source, namespace, "<exercise 9.2>")
+    checks = (Property("holds", lambda answer, draw: test(answer.running_mean), "The property's hint."),)
+    exercise = Exercise("9.2", "", "code", ("running_mean",), 1, 1, checks=checks)
+    return Judge({"9.2": exercise}, {}, {}).judge(exercise, namespace)
+
+
 ODD = "class Odd(ValueError):\n    def __str__(self):\n        return 1 / 0\ndef running_mean(x):\n    raise Odd\n"
 RAISES = {
     "def running_mean(x):\n    return len(3)\n": "TypeError: object of type 'int' has no len()",
@@ -265,66 +251,48 @@ RAISES = {
     "def running_mean(x):\n    return running_mean(x, 1)\n": (
         "TypeError: running_mean() takes 1 positional argument but 2 were given"
     ),
-    "def running_mean(x):\n    assert len(x) > 99\n": "AssertionError",
+    "def running_mean(x):\n    assert x > 99\n": "AssertionError",
     ODD: "Odd: (its message cannot be shown: __str__ raised ZeroDivisionError)",
 }
 
 
 @pytest.mark.parametrize("source", RAISES)
-def test_an_exception_of_the_answer_is_shown_with_its_line_and_no_hint(notebook, source):
-    notebook.run(source)
-    card = notebook.check()
-    assert f"why    your code raised {RAISES[source]}\n" in card
-    assert re.search(r"line \d of the cell: (return|assert|raise)", card)
-    assert "hint  " not in card
-    assert "cannot be called" not in card
+def test_a_raised_exception_is_shown_with_its_line_and_no_hint(source):
+    got = judged(source, lambda running_mean: running_mean(1))
+    assert (got.verdict, got.reason, got.hint) == ("error", f"your code raised {RAISES[source]}", "")
+    assert re.match(r"line \d of the cell: (return|assert|raise)", got.details[-1])
 
 
-def judged(test, source):
-    """The verdict on a cell, by one property with this test."""
-    namespace = {}
-    run_cell(source, namespace, "<exercise 9.2>")
-    exercise = Exercise(
-        id="9.2", title="", kind="code", names=("running_mean",), points=1, minutes=1, objective="",
-        checks=(Property("holds", test, "The property's hint."),),
-    )  # fmt: skip
-    return Judge({"9.2": exercise}, {}, {}).judge(exercise, namespace)
+def wraps(running_mean):
+    try:
+        running_mean(0)
+    except ZeroDivisionError as error:
+        raise RuntimeError("the engine failed") from error
 
 
-def test_an_exception_that_is_wrapped_on_its_way_is_the_answers_own():
-    def wraps(answer, draw):
-        try:
-            answer.running_mean(1)
-        except ZeroDivisionError as error:
-            raise RuntimeError("the engine failed") from error
-
-    got = judged(wraps, "def running_mean(x):\n    return x / 0\n")
-    assert (got.verdict, got.reason, got.hint) == ("error", "your code raised ZeroDivisionError: division by zero", "")
-    assert "line 2 of the cell: return x / 0" in got.details
-    assert "cannot be shown" in judged(lambda answer, draw: answer.running_mean(1), ODD).reason
+def needs_two(a, b):
+    return a
 
 
-def test_only_a_call_of_the_answer_itself_reads_as_a_wrong_signature():
-    def needs_two(a, b):
-        return a
-
-    got = judged(lambda answer, draw: needs_two(answer.running_mean(1)), WRONG_MEAN)
-    assert got.reason.startswith("what it returned cannot be used: TypeError: ")
-    assert got.hint == "The property's hint."
-    got = judged(lambda answer, draw: answer.running_mean(1, 2), WRONG_MEAN)
-    assert got.reason.startswith("it cannot be called as the exercise asks: running_mean() takes 1")
-    assert got.hint == ""
-    calls_itself = "def running_mean(x):\n    return running_mean(x, 1)\n"
-    assert judged(lambda answer, draw: answer.running_mean(1), calls_itself).verdict == "error"
+def loads(running_mean):
+    raise ModelFolderError("not prepared")
 
 
-def test_a_check_that_wants_a_model_is_not_run_where_there_is_none(monkeypatch, tmp_path):
-    def loads(answer, draw):
-        raise ModelFolderError("not prepared")
-
+@pytest.mark.parametrize(
+    ("test", "verdict", "reason", "has_hint"),
+    [
+        (wraps, "error", "your code raised ZeroDivisionError: division by zero", False),
+        (lambda mean: needs_two(mean(1)), "failed", "what it returned cannot be used: TypeError: ", True),
+        (lambda mean: mean(1, 2), "failed", "it cannot be called as the exercise asks: running_mean() takes 1", False),
+        (loads, "not_run_here", "needs the model; run `twophase model prepare`", False),
+    ],
+)
+def test_what_a_check_raised_is_told_from_what_the_answer_raised(
+    monkeypatch, tmp_path, test, verdict, reason, has_hint
+):
     monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
-    got = judged(loads, WRONG_MEAN)
-    assert (got.verdict, got.reason) == ("not_run_here", "needs the model; run `twophase model prepare`")
+    got = judged("def running_mean(x):\n    return 1 / x\n", test)
+    assert (got.verdict, got.reason[: len(reason)], bool(got.hint)) == (verdict, reason, has_hint)
 
 
 def test_cards_are_html_too_and_escape_what_they_show(notebook):
@@ -381,10 +349,8 @@ def test_kernels(mask, value, verdict, said):
         x = draw.normal(20)
         compare(answer.add_one(x), x + 1)
 
-    exercise = Exercise(
-        id="9.1", title="Add one", kind="kernel", names=("add_kernel", "add_one"), points=1, minutes=1, objective="",
-        checks=(Property("adds one", adds, "Add one."),), needs=("triton",),
-    )  # fmt: skip
+    names, checks = ("add_kernel", "add_one"), (Property("adds one", adds, "Add one."),)
+    exercise = Exercise("9.1", "Add one", "kernel", names, 1, 1, checks=checks, needs=("triton",))
     namespace = {}
     run_cell(KERNEL.replace(FIRST, mask).replace(SECOND, value), namespace, "<exercise 9.1>")
     got = Judge({"9.1": exercise}, {}, {"9.1": 2}).judge(exercise, namespace)

@@ -1,18 +1,62 @@
-"""Results as files: tables that spreadsheets and learning platforms take, replaced in one step as grades come."""
+"""Results as files: tables that spreadsheets and learning platforms take, replaced in one step as grades come.
+
+Extra exercises are told apart wherever points are shown, and counted beside the grade, never in it.
+"""
 
 import contextlib
 import csv
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.labs.machine.test_extra import CORE_POINTS, EXERCISES, report
+from tests.labs.demo import LAB
 from tests.labs.machine.test_folder import GOOD
+from twophase_labs.machine.build import card
 from twophase_labs.machine.grading.folder import Submission
+from twophase_labs.machine.grading.grade import Report, Result
 from twophase_labs.machine.grading.output import Output, to_canvas, to_csv, to_moodle
+from twophase_labs.machine.grading.report import page, score
+from twophase_labs.machine.judge import Verdict
+
+EXTRA = ("1.2", "1.3")
+EXERCISES = {i: replace(e, is_extra=i in EXTRA) for i, e in LAB.exercises.items()}
+CORE_POINTS = sum(e.points for e in LAB.exercises.values() if e.id not in EXTRA)
+EXTRA_POINTS = sum(LAB.exercises[i].points for i in EXTRA)
+
+
+def report(**verdicts):
+    """Verdicts by id with an underscore, `_1_2="passed"`; every other exercise failed."""
+    given = {i: Verdict(i, verdicts.get(f"_{i.replace('.', '_')}", "failed"), "") for i in EXERCISES}
+    results = tuple(Result(e, given[i]) for i, e in EXERCISES.items())
+    return Report("01_demo", Path("a.ipynb"), results, (), (), "", "", 1.0)
+
+
+def test_core_and_extra_points_are_counted_and_shown_apart():
+    graded = report(_1_1="passed", _1_2="passed", _1_3="not_run_here")
+    won, bonus = EXERCISES["1.1"].points, EXERCISES["1.2"].points
+    assert graded.points_not_run_here == 0, "what is extra is missed by nobody"
+    assert score(graded) == f"{won} of {CORE_POINTS} points, {bonus} of {EXTRA_POINTS} extra"
+    data = graded.to_json()
+    assert [e["id"] for e in data["exercises"] if e["is_extra"]] == list(EXTRA)
+    submission = Submission("ann", Path("a.ipynb"), graded)
+    row, failed = csv.DictReader(io.StringIO(to_csv([submission, Submission("bob", Path("b"), None, "no notebook")])))
+    for column, value in (
+        ("points", won),
+        ("max_points", CORE_POINTS),
+        ("extra_points", bonus),
+        ("max_extra_points", EXTRA_POINTS),
+    ):
+        assert data[column] == int(row[column]) == value
+    assert failed["error"] == "no notebook", "the columns of an ungraded notebook stay in place"
+    html = page([submission])
+    assert f"{bonus} of {EXTRA_POINTS} extra points" in html
+    assert html.count('<span class="dim">extra</span>') == len(EXTRA)
+    assert f"*{bonus} extra point" in card(EXERCISES["1.2"])
+
 
 ANN = Path("all", "Ann Lee_123_assignsubmission_file_", "01_demo.ipynb")
 WON = EXERCISES["1.1"].points

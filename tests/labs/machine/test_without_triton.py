@@ -4,6 +4,7 @@ C compiler kernels are interpreted, in notebooks and while grading, and the note
 import importlib.util
 import os
 import sys
+from unittest.mock import Mock
 
 import nbformat
 import pytest
@@ -24,11 +25,10 @@ CELL = ["# NBVAL_CHECK_OUTPUT\n", f"{NEEDS_TRITON}\n", "kernel[(1,)](x)\n"]
 
 
 def test_a_marked_cell_says_why_it_is_not_run(monkeypatch, capsys):
-    def refuse():
-        raise KernelsUnavailableError('Triton isn\'t installed; "Linux" only.')
-
     assert kernels._skip_unless_runnable(CELL) is CELL
-    monkeypatch.setattr(kernels, "mode", refuse)
+    monkeypatch.setattr(
+        kernels, "mode", Mock(side_effect=KernelsUnavailableError('Triton isn\'t installed; "Linux" only.'))
+    )
     (line,) = kernels._skip_unless_runnable(CELL)
     exec(line)
     assert capsys.readouterr().out == 'not run here: Triton isn\'t installed; "Linux" only.\n'
@@ -55,11 +55,7 @@ def test_a_shipped_lab_runs_to_its_end(name, tmp_path, monkeypatch):
 
 
 KERNEL_CELLS = (
-    """
-import torch
-from twophase_labs.machine.kernels import how_kernels_run, tl, triton
-print(how_kernels_run())
-""",
+    "import torch\nfrom twophase_labs.machine.kernels import how_kernels_run, tl, triton\nprint(how_kernels_run())",
     """
 @triton.jit
 def double_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -67,15 +63,12 @@ def double_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + offs, mask=offs < n)
     print(tl.program_id(0))
     tl.store(out_ptr + offs, 2 * x, mask=offs < n)
-""",
-    """
+
 x, out = torch.arange(30.0), torch.zeros(30)
 double_kernel[(2,)](x, out, 30, BLOCK=16)
 assert torch.equal(out, 2 * x)
 """,
 )
-
-
 CHOICE = "%env TWOPHASE_KERNELS=interpreted"  # as lab 2 says: in the notebook's first cell
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="not run here: about machines without a GPU")
 
@@ -110,7 +103,7 @@ def test_interpreted_kernels_print_and_the_notebook_says_why(cells, why, request
         request.getfixturevalue("without_a_compiler")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     run_notebook(notebook)
-    first, _, last = notebook.cells[-len(KERNEL_CELLS) :]
+    first, last = notebook.cells[-len(KERNEL_CELLS) :]
     assert f"interpreted, {why}" in first.outputs[0].text
     assert [line for line in last.outputs[0].text.splitlines() if line.strip()] == ["[0]", "[1]"]
 

@@ -29,8 +29,7 @@ KINDS = (
     (rb"\x89PNG|\xff\xd8\xff|GIF8", "a picture"),
 )
 CELL_MARK = re.compile(r"^# (?:%%|In\[)", re.MULTILINE)  # of Python files that jupytext or nbconvert wrote
-# Of a Python export: the comments it begins with may be YAML, and an anchor there lets a few lines stand for gigabytes.
-HEADER, ANCHOR = re.compile(r"(?:#.*(?:\n|\Z))*"), re.compile(r"[\s\[{,:?-]&\S")
+HEADER = re.compile(r"(?:#.*(?:\n|\Z))*")  # of a Python export: it may be YAML, a few lines of which can make gigabytes
 MAX_SHOWN = 4000  # characters of one text in a report
 # What a terminal obeys, what reorders a line, what is no line end but looks like one, and what UTF-8 cannot hold.
 UNSHOWABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -104,11 +103,9 @@ def parse_notebook(content: bytes, path: Path) -> dict[str, Any]:
     if not text.strip():
         raise NotGradableError(f"{path} is empty")
     if path.suffix.lower() == ".py" or CELL_MARK.search(text):
-        text = text[: MAX_CODE + 1]
-        if (header := HEADER.match(text)) and "---" in header[0] and ANCHOR.search(header[0]):
-            raise NotGradableError(
-                f"{path} has anchors (&) in its header; save it as a notebook, or without its header"
-            )
+        text = "".join(python_lines(text[: MAX_CODE + 1]))
+        if (header := HEADER.match(text)) and "---" in header[0]:
+            text = text[header.end() :]
         return _within_limit(jupytext.reads(text, fmt="py:percent"), path)
     try:
         data = json.loads(text)

@@ -21,7 +21,7 @@ from twophase_labs.machine.cards import LOOKS
 from twophase_labs.machine.grading.files import plain
 from twophase_labs.machine.grading.folder import Submission, counted
 from twophase_labs.machine.grading.grade import Report
-from twophase_labs.machine.grading.report import page
+from twophase_labs.machine.grading.report import page, tally
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for one, if a cell begins so
 
@@ -163,8 +163,7 @@ def _cells(submission: Submission, exercises: Sequence[str]) -> list[Any]:
     if report is None:
         return [submission.learner, *[""] * (10 + len(exercises))]
     verdicts = {result.exercise.id: result.verdict.verdict for result in report.results}
-    counts = [report.num_attempted, *(report.count(v) for v in ("passed", "by_reference"))]
-    counts += [sum(result.revealed for result in report.results), report.count("not_run_here")]
+    counts = [count for label, count in tally(report) if label != "exercises"]
     scores = [report.lab, report.points, report.max_points, report.extra_points, report.max_extra_points]
     return [submission.learner, *scores, *counts, *(verdicts.get(i, "") for i in exercises)]
 

@@ -19,6 +19,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ WATCH_S, WATCHES = 0.25, 3
 MAX_FILES = 1024  # open at once in a process: each may hold a buffer of the kernel's
 
 _NEW_NAMESPACES = 0x00020000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000  # mount, user, pid, network, ipc
-_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REC, _BIND, _PRIVATE, _REMOUNT, _DETACH = 1, 2, 4, 8, 0x4000, 0x1000, 1 << 18, 32, 2
-_SYSCALLS = {"x86_64": (155, 442), "aarch64": (41, 442)}  # pivot_root, mount_setattr
+_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REC, _BIND, _PRIVATE, _REMOUNT = 1, 2, 4, 8, 0x4000, 0x1000, 1 << 18, 32
+_MOUNT_SETATTR = 442  # a system call that the C library may not know
 _PR_CAPBSET_DROP, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 24, 4, 38
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "fonts", "localtime", "ssl", "nsswitch.conf")
@@ -64,38 +65,39 @@ class Ended:
     status: int | None
 
 
-def call(world: World | None, run: Callable[[int], object], seconds: int | float) -> Ended:
-    """Run `run(descriptor)` in a process, and read what it writes there; it and all it started are killed then.
+def call(world: World | None, run: Callable[[int, str], object], seconds: int | float) -> Ended:
+    """Run `run(descriptor, folder)` in a process, and read what it writes there; it and all it started are killed then.
 
     Between the two stands a keeper, which alone knows how to kill what is inside; it does so too if this process ends.
 
-    `world` is None for no namespaces. The process has no file descriptor but its own.
+    `world` is None for no namespaces. The process has no file descriptor but its own, and a new folder to write to.
     """
     mine, its = socket.socketpair()
-    keeper = os.fork()
-    if keeper == 0:
-        try:
-            mine.close()
-            _keep(world, run, seconds, its)
-        finally:
-            os._exit(70)
-    its.close()
-    with mine:
-        heard = b"".join(iter(lambda: mine.recv(2**16), b""))
-    os.waitpid(keeper, 0)
+    with tempfile.TemporaryDirectory(prefix="twophase-grade-", ignore_cleanup_errors=True) as folder:
+        keeper = os.fork()
+        if keeper == 0:
+            try:
+                mine.close()
+                _keep(world, run, seconds, its, os.path.realpath(folder))
+            finally:
+                os._exit(70)
+        its.close()
+        with mine:
+            heard = b"".join(iter(lambda: mine.recv(2**16), b""))
+        os.waitpid(keeper, 0)
     status, _, said = heard.partition(b"\n")
     return Ended(said, int(status) if status not in (b"", b"late") else None)
 
 
 def isolation_of(world: World) -> str:
     """NAMESPACES where `call` can isolate an answer; else LIMITS_ONLY, and why."""
-    if os.uname().machine not in _SYSCALLS:
-        return f"{LIMITS_ONLY} (namespaces are not tried on {os.uname().machine})"
-    said = call(world, lambda fd: os.write(fd, b"ok\n"), 30).said
+    said = call(world, lambda descriptor, folder: os.write(descriptor, b"ok\n"), 30).said
     return NAMESPACES if said == b"ok\n" else f"{LIMITS_ONLY} ({said.decode(errors='replace')[:200].strip()})"
 
 
-def _keep(world: World | None, run: Callable[[int], object], seconds: int | float, caller: socket.socket) -> None:
+def _keep(
+    world: World | None, run: Callable[[int, str], object], seconds: int | float, caller: socket.socket, folder: str
+) -> None:
     deadline = time.monotonic() + seconds
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -113,15 +115,15 @@ def _keep(world: World | None, run: Callable[[int], object], seconds: int | floa
             os.setsid()
             _close_all_but({said})
             if world is not None:
-                _settle(world)
-            run(said)
+                _settle(world, folder)
+            run(said, "/tmp" if world is not None else folder)
             os._exit(0)
         except OSError as error:
             os.write(said, str(error).encode()[:500])
         finally:
             os._exit(70)
     os.close(said)
-    told, is_late = _told_by(child, heard, caller.fileno(), deadline)
+    told, is_late = _told_by(child, heard, caller.fileno(), deadline, Path(folder, "proc"))
     for kill in (os.killpg, os.kill):
         try:
             kill(child, signal.SIGKILL)
@@ -131,8 +133,11 @@ def _keep(world: World | None, run: Callable[[int], object], seconds: int | floa
     caller.sendall((b"late" if is_late else str(status).encode()) + b"\n" + told)
 
 
-def _told_by(child: int, heard: int, caller: int, deadline: float) -> tuple[bytes, bool]:
-    """What comes from the child up to the end of a line or of the child, and whether the deadline came first."""
+def _told_by(child: int, heard: int, caller: int, deadline: float, proc: Path) -> tuple[bytes, bool]:
+    """What comes from the child up to the end of a line or of the child, and whether the deadline came first.
+
+    `proc` is its namespace's; without namespaces nothing is there, and what it takes is not watched.
+    """
     told, process, greedy = b"", os.pidfd_open(child), 0
     while not told.endswith(b"\n") and len(told) < MAX_BYTES:
         left_s = max(0.0, deadline - time.monotonic())
@@ -140,7 +145,7 @@ def _told_by(child: int, heard: int, caller: int, deadline: float) -> tuple[byte
         if not ready and left_s < WATCH_S:
             return told, True
         if not ready:
-            running, resident = _taken()
+            running, resident = _taken(proc)
             greedy = greedy + 1 if running > MAX_RUNNING else 0
             if greedy == WATCHES or resident > MAX_RESIDENT:
                 break
@@ -153,12 +158,10 @@ def _told_by(child: int, heard: int, caller: int, deadline: float) -> tuple[byte
     return told, False
 
 
-def _taken() -> tuple[int, int]:
+def _taken(proc: Path) -> tuple[int, int]:
     """Threads inside that compute, and bytes; limits of a process hold neither, and both are taken from others."""
     running = resident = 0
-    if os.path.exists("/proc/self"):  # no namespaces, or not yet: their /proc does not know this process
-        return 0, 0
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             pages = (process / "statm").read_text().split()
             resident += (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGESIZE")
@@ -198,8 +201,8 @@ def _enter() -> None:
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
-def _settle(world: World) -> None:
-    """In the first process of the new namespaces: build the file system, and give up every capability.
+def _settle(world: World, root: str) -> None:
+    """In the first process of the new namespaces: build the file system in `root`, and give up every capability.
 
     Raises:
         OSError: with what was refused.
@@ -208,7 +211,9 @@ def _settle(world: World) -> None:
 
     _raise_loopback()
     _limit_the_system()
-    _build_root(world)
+    _build(world, root)
+    os.chroot(root)
+    os.chdir("/")
     _drop_capabilities()
     resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
     resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
@@ -233,7 +238,8 @@ def _limit_the_system() -> None:
             Path("/proc", name).write_text(str(most))
 
 
-def _build_root(world: World) -> None:
+def _build(world: World, root: str) -> None:
+    """The new file system. A process in it has no right to leave it: to `chroot` again, or to mount."""
     wanted = [*map(Path, (*_SYSTEM, *(f"/etc/{name}" for name in _ETC))), *world.shown]
     links = {
         os.path.join(os.path.realpath(part.parent), part.name): os.path.realpath(part)  # as /lib is one to usr/lib
@@ -242,77 +248,62 @@ def _build_root(world: World) -> None:
         if part.is_symlink()
     }
     places = sorted({os.path.realpath(path) for path in wanted if path.exists()})  # a folder before what is in it
-    here = os.path.realpath(os.environ.get("TMPDIR") or "/tmp")
     _mount(None, "/", None, _REC | _PRIVATE)
-    _mount("tmpfs", here, "tmpfs", _NOSUID | _NODEV, f"mode=755,size={2**24}")
-    os.mkdir(f"{here}/new")
-    os.mkdir(f"{here}/old")
-    _pivot_root(here, f"{here}/old")
-    os.chdir("/")
-    _mount("tmpfs", "/new", "tmpfs", _NOSUID | _NODEV, f"mode=755,size={2**24}")
+    _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, f"mode=755,size={2**24}")
     for name in ("proc", "dev", "tmp"):
-        os.mkdir(f"/new/{name}")
-    _mount(
-        "tmpfs", "/new/tmp", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_FILES}"
-    )
+        os.mkdir(f"{root}/{name}")
+    scratch = f"size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_FILES}"
+    _mount("tmpfs", f"{root}/tmp", "tmpfs", _NOSUID | _NODEV, f"mode=1777,{scratch}")
     for path in places:
-        _show(path)
+        if not os.path.exists(f"{root}{path}"):  # else it is in a folder that is shown
+            _show(path, root)
     for link, place in links.items():
-        if not os.path.lexists(f"/new{link}"):
-            os.makedirs(os.path.dirname(f"/new{link}"), exist_ok=True)
-            os.symlink(place, f"/new{link}")
+        if not os.path.lexists(f"{root}{link}"):
+            os.makedirs(os.path.dirname(f"{root}{link}"), exist_ok=True)
+            os.symlink(place, f"{root}{link}")
     for hidden in world.hidden:
-        _hide(f"/new{hidden}")
-    _seal("/new")
-    _mount(None, "/new/tmp", None, _REMOUNT | _BIND | _NOSUID | _NODEV)  # the one place to write to
-    _special_files()
-    os.chdir("/new")
-    _pivot_root(".", ".")
-    _call("umount2", b".", _DETACH)
-    os.chdir("/")
+        _hide(f"{root}{hidden}")
+    _seal(root)
+    _mount(None, f"{root}/tmp", None, _REMOUNT | _BIND | _NOSUID | _NODEV)  # the one place to write to
+    _special_files(root, scratch)
 
 
-def _show(path: str) -> None:
-    source, target = f"/old{path}", f"/new{path}"
-    if os.path.exists(target):  # in a folder that is shown
-        return
+def _show(path: str, root: str) -> None:
+    target = f"{root}{path}"
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    if os.path.isdir(source):
+    if os.path.isdir(path):
         os.mkdir(target)
     else:
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
-    _mount(source, target, None, _BIND | _REC)
+        Path(target).touch()
+    _mount(path, target, None, _BIND | _REC)
 
 
 def _hide(target: str) -> None:
     if os.path.isdir(target):
         _mount("tmpfs", target, "tmpfs", _NOSUID | _NODEV, "mode=755,size=4k")
     elif os.path.exists(target):
-        _mount("/old/dev/null", target, None, _BIND)
+        _mount("/dev/null", target, None, _BIND)
 
 
 def _seal(root: str) -> None:
     """All of it read only, mounts below included."""
     attributes = struct.pack("=QQQQ", _RDONLY | _NOSUID, 0, 0, 0)
     at_fdcwd, recursive = -100, 0x8000
-    number = _SYSCALLS[os.uname().machine][1]
-    _call("syscall", number, at_fdcwd, root.encode(), recursive, attributes, len(attributes))
+    _call("syscall", _MOUNT_SETATTR, at_fdcwd, root.encode(), recursive, attributes, len(attributes))
 
 
-def _special_files() -> None:
+def _special_files(root: str, scratch: str) -> None:
     """/proc and /dev."""
     try:
         # Read only, since /proc/sys heeds the user's number and not what it may do: root's would change the machine.
-        _mount("proc", "/new/proc", "proc", _NOSUID | _NODEV | _NOEXEC | _RDONLY)
+        _mount("proc", f"{root}/proc", "proc", _NOSUID | _NODEV | _NOEXEC | _RDONLY)
     except OSError:  # withheld where a container hides parts of its own; an answer does without
-        _mount("tmpfs", "/new/proc", "tmpfs", _NOSUID | _NODEV, "mode=555,size=4k")
-    _mount("tmpfs", "/new/dev", "tmpfs", _NOSUID, f"mode=755,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_FILES}")
-    os.mkdir("/new/dev/shm", 0o777)
-    cards = [name for name in os.listdir("/old/dev") if name.startswith("nvidia")]
-    for name in (*_DEVICES, *cards):
-        if os.path.exists(f"/old/dev/{name}") and not os.path.isdir(f"/old/dev/{name}"):
-            os.close(os.open(f"/new/dev/{name}", os.O_CREAT | os.O_WRONLY, 0o600))
-            _mount(f"/old/dev/{name}", f"/new/dev/{name}", None, _BIND)
+        _mount("tmpfs", f"{root}/proc", "tmpfs", _NOSUID | _NODEV, "mode=555,size=4k")
+    _mount("tmpfs", f"{root}/dev", "tmpfs", _NOSUID, f"mode=755,{scratch}")
+    os.mkdir(f"{root}/dev/shm", 0o777)
+    for device in Path("/dev").iterdir():
+        if (device.name in _DEVICES or device.name.startswith("nvidia")) and not device.is_dir():
+            _show(str(device), root)
 
 
 def _raise_loopback() -> None:
@@ -357,10 +348,6 @@ def _call(function: str, *args: object) -> None:
     if getattr(ctypes.CDLL(None, use_errno=True), function)(*args) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{function}: {os.strerror(number)}")
-
-
-def _pivot_root(new: str, old: str) -> None:
-    _call("syscall", _SYSCALLS[os.uname().machine][0], new.encode(), old.encode())
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:

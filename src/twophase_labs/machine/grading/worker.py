@@ -30,7 +30,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy.random  # noqa: F401  (judge.py uses it, and would load it where no files are seen)
 import torch
 
 from twophase_features.model_store.prepare import cache_home
@@ -60,19 +59,18 @@ def judged_in_a_fork(
     exercise = judge.exercises[job["exercise"]]
     proof = secrets.token_hex(16).encode()
     seconds = clock_limit_s(exercise, job["share_s"])
-    with tempfile.TemporaryDirectory(prefix="twophase-grade-", ignore_cleanup_errors=True) as folder:
 
-        def run(descriptor: int) -> None:
-            me = os.getpid()
-            become_private("/tmp" if world else folder)
-            limit_this_process(_memory_gib(exercise), seconds)
-            line = proof + as_line(judged(job, judge, namespace))
-            if os.getpid() != me:  # a fork of the answer's that came back from it
-                return
-            while line:
-                line = line[os.write(descriptor, line) :]
+    def run(descriptor: int, folder: str) -> None:
+        me = os.getpid()
+        become_private(folder)
+        limit_this_process(_memory_gib(exercise), seconds)
+        line = proof + as_line(judged(job, judge, namespace))
+        if os.getpid() != me:  # a fork of the answer's that came back from it
+            return
+        while line:
+            line = line[os.write(descriptor, line) :]
 
-        ended = sandbox.call(world, run, seconds)
+    ended = sandbox.call(world, run, seconds)
     if ended.status is None:
         return too_slow(exercise, job["share_s"])
     try:

@@ -2,6 +2,7 @@
 # # A demonstration lab
 #
 # <!-- map -->
+# <!-- opening minutes: 5 -->
 
 # %% tags=["setup"]
 import torch
@@ -11,6 +12,9 @@ from twophase_labs import ____, check, measured, use
 SCALE = 2.0
 
 # %% [markdown]
+# ## 1. Means of `x` (running)
+# <!-- minutes: 14 -->
+#
 # <!-- card 1.1 -->
 # The mean of all values up to and including each position, along the last axis.
 
@@ -42,7 +46,15 @@ check("1.2")
 
 # %% tags=["exercise:1.3"]
 def centred(x):
+    """The difference at each of T positions.
+
+    >>> centred(torch.tensor([2.0, 4.0])).tolist()
+    [0.0, 2.0]
+    >>> centred(torch.ones(1)).tolist()
+    [0.0]
+    """
     # BEGIN SOLUTION: subtract the running mean and scale
+    # a remark
     mean = running_mean(x)
     return SCALE * (x - mean)
     # END SOLUTION
@@ -52,8 +64,18 @@ def centred(x):
 check("1.3")
 
 # %% [markdown]
+# **Takeaway.** One pass of 100 additions.
+#
+# > **In production, 2026.** A box of words
+# > with a [source](https://a.b/c).
+#
+# ## 2. Cost
+# <!-- minutes: 6 + 9 -->
+#
 # <!-- card 1.4 -->
 # How many additions do 100 means cost when each starts afresh? Guess before you run the cell below.
+#
+# **Takeaway.** Two steps.
 
 # %% tags=["exercise:1.4"]
 guess_1_4 = 5000  # SOLUTION: your guess

@@ -54,7 +54,7 @@ ANSWER_1_2.question = Choice("abc", "b", {"a": "the total is kept, so nothing is
 
 CENTRED = exercise("1.3", "Centred", "centred", points=2, minutes=4, lines=2, uses=("1.1",), time_limit_s=8)
 CENTRED.objective = "reuse"
-CENTRED.hints = ("What is left after subtracting?",)
+CENTRED.hints = ("A mean.", "And a difference.", "Subtract, then scale:\n    mean = ...\n    return SCALE * ...")
 
 
 @CENTRED.check("subtracts the mean", length=(1, 6))

@@ -1,1 +1,0 @@
-"""Exercises of the one lab."""
