@@ -178,7 +178,8 @@ def test_linear(compiling, target, point):
 def test_fp8_linear(compiling, target, dtype):
     for shape in ((1, 1, 16), (9, 40, 208), (17, 100, 576), (70, 31, 272), (3, 20, 1920)):
         for num_splits, has_bias in ((1, True), (3, False)):
-            compiling.call(on, target, of, check_fp8_linear, "fp8_linear", *shape, dtype, num_splits, has_bias, None)
+            point = LinearPoint(*shape, dtype=dtype, num_splits=num_splits, has_bias=has_bias, tiles=None)
+            compiling.call(on, target, of, check_fp8_linear, "fp8_linear", point)
 
 
 # -- a sample ---------------------------------------------------------------------------------------------------------
