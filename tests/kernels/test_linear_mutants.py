@@ -182,7 +182,7 @@ COMPILED_MUTANTS = {
     ],
     ("packed_codes", "quantized_linear"): [
         ("bf16, the base of unsigned codes", "(torch.bfloat16, False): (0x4300, 0x3F80, 0xC300)", "(torch.bfloat16, False): (0x4300, 0x3F80, 0xC308)", compiled_groups_check),
-        ("fp16, the base of signed codes", "(FP16, True): (0x6408, 0x3C00, 0xE408)", "(FP16, True): (0x6400, 0x3C00, 0xE408)", compiled_groups_check),
+        ("fp16, the base of signed codes", "(torch.float16, True): (0x6408, 0x3C00, 0xE408)", "(torch.float16, True): (0x6400, 0x3C00, 0xE408)", compiled_groups_check),
         ("parts 3 bits apart", "shr.u32 part, $4, {4 * i};", "shr.u32 part, $4, {3 * i};", compiled_groups_check),
         ("fp16's instruction for both", 'kind = "f16x2" if dtype == torch.float16 else "bf16x2"', 'kind = "f16x2"', compiled_groups_check),
         ("neighbours for parts", "prmt.b32 $0, f0, f2, 0x7632;", "prmt.b32 $0, f0, f1, 0x7632;", compiled_bytes_check),

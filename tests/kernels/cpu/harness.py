@@ -7,6 +7,7 @@ C headers can have bugs too (`HeaderMutant`). Shared objects are kept by their t
 import ctypes
 import faulthandler
 import functools
+import math
 import os
 import signal
 import subprocess
@@ -49,10 +50,7 @@ NAMES = {
     torch.float8_e4m3fn: "fp8e4nv", torch.bool: "i1", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32",
     torch.int64: "i64", torch.uint8: "u8", torch.uint32: "u32", torch.uint64: "u64",
 }  # fmt: skip
-SCALARS = {
-    ctypes.c_bool: "i1", ctypes.c_int8: "i8", ctypes.c_int16: "i16", ctypes.c_int32: "i32", ctypes.c_int64: "i64",
-    ctypes.c_float: "fp32",
-}  # fmt: skip
+SCALARS = {ctypes.c_bool: "i1", ctypes.c_int32: "i32", ctypes.c_int64: "i64", ctypes.c_float: "fp32"}
 
 
 @functools.cache
@@ -105,7 +103,6 @@ def run(
     *values: object,
     grid: Sequence[int] = (1,),
     checked: bool = False,
-    programs_per_call: int = 0,
     extents: dict[int, int] | None = None,
     limit_s: float | None = None,
     **constants: object,
@@ -113,7 +110,6 @@ def run(
     """Runs a kernel on tensors, in place, and on numbers (int32, float, or ctypes'); the fault that a checked one has met.
 
     Args:
-        programs_per_call: Calls `run_programs` several times, on so many programs each.
         extents: Bytes that an argument may touch, where its tensor is larger.
         limit_s: Tells a checked kernel to stop after so long.
     """
@@ -131,10 +127,7 @@ def run(
     launch = checks.Launch(grid, len(given), *map(ctypes.addressof, (bounds, fault, stop)))
     if limit_s is not None:
         threading.Timer(limit_s, setattr, (stop, "value", 1)).start()
-    total = grid[0] * grid[1] * grid[2]
-    step = programs_per_call or max(1, total)
-    for first in range(0, total, step):
-        library.run_programs(ctypes.byref(launch), pointers, first, min(first + step, total))
+    library.run_programs(ctypes.byref(launch), pointers, 0, math.prod(grid))
     if not fault.failed:
         return None
     return Fault(KINDS[fault.kind], tuple(fault.program), fault.argument, fault.line, fault.element)
@@ -236,7 +229,3 @@ class HeaderMutant(Mutant):
 
     def load(self) -> ModuleType:
         return SimpleNamespace(name=self.module, text=self.source())  # type: ignore[return-value]
-
-
-def tensor(values: object, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype)

@@ -100,11 +100,9 @@ def run_lists(pool, kernel, seed, count, with_limit=True):
         assert [list(a), list(b)] == want, "a launch did not see what the one before had written"
 
 
-def check_lists(pool, kernel):
-    run_lists(pool, kernel, 0, 300)
-
-
 def check_several_callers(pool, kernel):
+    """Or one, at first."""
+    run_lists(pool, kernel, 0, 300)
     failures = []
 
     def call(seed):
@@ -169,11 +167,10 @@ def check_threads_that_are_still_awake(pool, kernel):
 
 def check_each_program_runs_once(pool, kernel):
     """Many small programs, for which the threads compete."""
-    n = 4000
-    who, counts = buffer(n), buffer(n)
-    jobs = Jobs(kernel, [((n, 1, 1), who, counts, n, 1, 0)] * 400)
+    who, counts = buffer(4000), buffer(4000)
+    jobs = Jobs(kernel, [((4000, 1, 1), who, counts, 4000, 1, 0)] * 400)
     pool.pool_run(jobs.pointer, jobs.number, 3)
-    assert list(counts) == [400] * n, "a program ran twice, or not at all"
+    assert list(counts) == [400] * 4000, "a program ran twice, or not at all"
 
 
 def check_small_chunks(pool, kernel):
@@ -228,12 +225,8 @@ def check_an_absent_thread(pool, kernel):
     """A thread whose program has no processor (here: sleeps) gets no more of its list, and is back for the next."""
     for _ in range(20):
         first, then, counts = buffer(2), buffer(40), buffer(40)
-        rows = [
-            ((2, 1, 1), first, counts, 2, 2, 400),
-            ((1, 1, 1), then, counts, 40, 1, 0),
-            ((40, 1, 1), then, counts, 40, 4, 50),
-        ]
-        jobs = Jobs(kernel, rows)
+        rows = ((2, first, 2, 400), (1, then, 1, 0), (40, then, 4, 50))
+        jobs = Jobs(kernel, [((n, 1, 1), out, counts, 40, kind, salt) for n, out, kind, salt in rows])
         pool.pool_run(jobs.pointer, jobs.number, 2)
         if first[0] != first[1] and set(then) == {first[1]}:
             break

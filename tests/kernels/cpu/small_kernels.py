@@ -64,34 +64,9 @@ def constants(out_ptr, long_ptr, half_ptr, narrow_ptr):
 
 
 @triton.jit
-def scalars(out_ptr, i8, i16, i32, i64, f, flag):
-    tl.store(out_ptr, i8)
-    tl.store(out_ptr + 1, i16)
-    tl.store(out_ptr + 2, i32)
-    tl.store(out_ptr + 3, i64)
-    tl.store(out_ptr + 4, (f * 2).to(tl.int64))
-    tl.store(out_ptr + 5, tl.where(flag, 1, 2))
-    tl.store(out_ptr + 6, tl.cdiv(i32, 7))
-
-
-@triton.jit
-def grid_ids(out_ptr):
-    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    nx, ny, nz = tl.num_programs(0), tl.num_programs(1), tl.num_programs(2)
-    place = (z * ny + y) * nx + x
-    tl.store(out_ptr + place, x + 10 * y + 100 * z + 1000 * nz)
-
-
-@triton.jit
 def inline_ptx(out_ptr):
     x = tl.inline_asm_elementwise("mov.u32 $0, 1;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(out_ptr, x)
-
-
-@triton.jit
-def histogram(x_ptr, out_ptr):
-    i = tl.arange(0, 16)
-    tl.store(out_ptr + i, tl.histogram(tl.load(x_ptr + i), 16))
 
 
 @triton.jit
@@ -144,16 +119,6 @@ def shift_in_place(x_ptr, n, N: tl.constexpr):
     i = tl.arange(0, N)
     x = tl.load(x_ptr + i + 1, mask=i + 1 < n, other=0.0)
     tl.store(x_ptr + i, x, mask=i < n)
-
-
-@triton.jit
-def read_twice(x_ptr, out_ptr, N: tl.constexpr):
-    """What was read before a store to the same place stays as it was."""
-    i = tl.arange(0, N)
-    before = tl.load(x_ptr + i)
-    tl.store(x_ptr + i, before * 2)
-    after = tl.load(x_ptr + i)
-    tl.store(out_ptr + i, before + 10 * after)
 
 
 @triton.jit
@@ -247,22 +212,14 @@ def on_condition(x_ptr, c_ptr, one_ptr, out_ptr, flag, N: tl.constexpr):
 
 @triton.jit
 def product(
-    a_ptr,
-    b_ptr,
-    out_ptr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-    ACC: tl.constexpr,
+    a_ptr, b_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TURNED: tl.constexpr, ACC: tl.constexpr
 ):
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     a = tl.load(a_ptr + m[:, None] * K + k[None, :])
-    b = (
-        tl.trans(tl.load(b_ptr + n[:, None] * K + k[None, :]))
-        if TRANSPOSED
-        else tl.load(b_ptr + k[:, None] * N + n[None, :])
-    )
+    if TURNED:
+        b = tl.trans(tl.load(b_ptr + n[:, None] * K + k[None, :]))
+    else:
+        b = tl.load(b_ptr + k[:, None] * N + n[None, :])
     c = tl.dot(a, b, out_dtype=ACC, input_precision="ieee")
     tl.store(out_ptr + m[:, None] * N + n[None, :], (c + 1).to(out_ptr.dtype.element_ty))
 
@@ -449,22 +406,6 @@ def turning(x_ptr, out_ptr, n, N: tl.constexpr):
     x = tl.load(x_ptr + i)
     for _ in range(n):
         x = tl.reshape(tl.trans(tl.reshape(x, [2, N // 2])), [N])
-    tl.store(out_ptr + i, x)
-
-
-@triton.jit
-def endless(x_ptr):
-    x = tl.load(x_ptr)
-    while x >= 0:
-        x = tl.load(x_ptr)
-    tl.store(x_ptr, x)
-
-
-@triton.jit
-def asserts(x_ptr, out_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    x = tl.load(x_ptr + i)
-    tl.device_assert(x > 0, "must be positive")
     tl.store(out_ptr + i, x)
 
 

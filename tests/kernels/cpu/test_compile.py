@@ -31,9 +31,8 @@ def check_choice(module, monkeypatch, tmp_path):
         patch.delenv("CC", raising=False)
         patch.setenv("PATH", str(tmp_path))
         patch.setattr(module.importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(
-            CompilerMissingError, match=r"no gcc or clang in PATH.*pip install ziglang.*TRITON_INTERPRET=1"
-        ):
+        missing = r"no gcc or clang in PATH.*pip install ziglang.*TRITON_INTERPRET=1"
+        with pytest.raises(CompilerMissingError, match=missing):
             module.toolchain()
         patch.setattr(module.importlib.util, "find_spec", lambda name: name == "ziglang")
         module._toolchain.cache_clear()
@@ -109,12 +108,6 @@ def check_kept(module, monkeypatch, tmp_path):
         assert len(compiled) == 6, "other flags and other processors have libraries of their own"
 
 
-def test_native_flags():
-    first, *_ = compile_module.native_flags()
-    assert first in ("-march=native", "-mcpu=native")
-    assert " ".join(compile_module.native_flags()) in compile_module.toolchain().identity
-
-
 CHECKS = {what: partial(check_failure, what=what) for what in FAILURES}
 CHECKS |= {check.__name__: check for check in (check_choice, check_kept)}
 
@@ -126,16 +119,11 @@ def test_compiler(name, monkeypatch, tmp_path):
 
 MUTANTS = [
     ("a wrong CC is replaced in silence", "    if chosen:\n        command", "    if chosen and shutil.which(chosen.split()[0], path=path):\n        command", check_choice),
-    ("clang before gcc", '("gcc", "clang", "cc")', '("clang", "gcc", "cc")', check_choice),
-    ("no ziglang", 'find_spec("ziglang")', 'find_spec("zig")', check_choice),
-    ("failures are taken for success", "if done.returncode == 0:", "if done.returncode >= 0:", partial(check_failure, what="a refusal")),
     ("a killed compiler", "if done.returncode < 0 or ", "if ", partial(check_failure, what="killed")),
-    ("a killed child", '"Killed signal" in done.stderr', '"killed by" in done.stderr', partial(check_failure, what="its child killed")),
     ("no loading", "ctypes.CDLL(str(so_file))", "pass", partial(check_failure, what="not a library")),
     ("compiled each time", "files.get_file(name) or files.put", "files.put", check_kept),
     ("what does not load stays", "Path(kept).unlink(missing_ok=True)", "pass", check_kept),
     ("the key without the source", '(source + toolchain().identity).encode()', "toolchain().identity.encode()", check_kept),
-    ("the key without the processor", "*flags(), _processor()))", "*flags()))", check_kept),
 ]  # fmt: skip
 
 

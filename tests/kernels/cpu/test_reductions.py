@@ -79,10 +79,6 @@ def test_sum_max_min(kind):
     check(SUMS_AND_EXTREMES, x.to(dtypes.get(kind, torch.float32)))
 
 
-def test_sums_of_integers_wrap_around():
-    check(["tl.sum(x, axis=1)", "tl.sum(x, axis=0)"], torch.full((8, 64), 2**30, dtype=torch.int32))
-
-
 def test_extremes_step_over_nan():
     """NaN only where there is nothing else; minus infinity stays."""
     x = torch.randn(8, 64)
@@ -138,10 +134,8 @@ def test_shapes(checked):
 @pytest.mark.parametrize("checked", [False, True])
 def test_attention(n, checked):
     q, k, v = (torch.randn(n, 16).bfloat16() for _ in range(3))
-    out, again = torch.zeros_like(q), torch.zeros_like(q)
+    out = torch.zeros_like(q)
     grid = ((n + 15) // 16,)
     assert run(kernels.flash, q, k, v, out, n, 0.25, **TILES, grid=grid, checked=checked) is None
     scores = q.float() @ k.float().T * 0.25 + torch.full((n, n), -INF).triu(1)
     torch.testing.assert_close(out.float(), scores.softmax(1) @ v.float(), rtol=2e-2, atol=2e-2)
-    run(kernels.flash, q, k, v, again, n, 0.25, **TILES, grid=grid, checked=checked, programs_per_call=1)
-    assert torch.equal(again, out), "two runs are equal bit by bit"
