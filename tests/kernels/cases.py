@@ -107,15 +107,14 @@ def make_case(
     kv_format: str = "none",
     device: str = "cpu",
     seed: int = 0,
-    page_seed: int = 0,
 ) -> PagedCase:
-    """Random tokens in random pages. `seed` draws the values, `page_seed` the page order; one query each by default."""
+    """Random tokens in random pages; one query each by default."""
     query_lens = [1] * len(seq_lens) if query_lens is None else query_lens
     num_heads, num_kv_heads = heads
     rng = generator(seed)
     q = PEAKINESS * torch.randn(sum(query_lens), num_heads, head_dim, generator=rng)
     pages_of = [-(-n // page) for n in seq_lens]
-    order = 1 + torch.randperm(sum(pages_of) + 1, generator=generator(page_seed))  # page 0 and one more stay unowned
+    order = 1 + torch.randperm(sum(pages_of) + 1, generator=generator(seed))  # page 0 and one more stay unowned
     table = torch.zeros(len(seq_lens), -(-max(*pages_of, 1) // 16) * 16, dtype=torch.int32)
     shape = (sum(pages_of) + 2, num_kv_heads, page, head_dim)
     caches = [_poisoned_cache(shape, dtype, kv_format) for _ in "kv"]

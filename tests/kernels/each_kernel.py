@@ -17,13 +17,7 @@ from tests.kernels.test_packed_linear import check_packed_linear, check_products
 from tests.kernels.test_rmsnorm_residual import check_rmsnorm
 from tests.kernels.test_rope_kv_write import check_rope_kv_write
 from tests.kernels.test_silu_mul import check_silu_mul
-from twophase_kernels import (
-    KernelsUnavailableError,
-    fp8_linear,
-    mode,
-    packed_linear,
-    quantized_linear,
-)
+from twophase_kernels import KernelsUnavailableError, fp8_linear, mode, packed_linear, quantized_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
 from twophase_kernels.silu_mul import silu_mul
@@ -78,7 +72,7 @@ def test_bfloat16_is_refused():
     for launch in (
         lambda: silu_mul(narrow),
         lambda: rmsnorm_residual(narrow.float(), None, narrow[0], 1e-5),
-        lambda: test_paged_decode.decode(make_case([3], dtype=torch.bfloat16)),
+        lambda: test_paged_decode.check(make_case([3], dtype=torch.bfloat16)),
         lambda: multiply("int4", **layer("int4") | {"bias": narrow.new_zeros(20)}),
         lambda: fp8_linear.quantise_tokens(narrow),
     ):

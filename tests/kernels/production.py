@@ -202,9 +202,9 @@ def _silu_mul() -> Iterator[AotConfig]:
 
 @dataclass(frozen=True)
 class MetaLinear:
-    """A linear layer as it occurs in production.
+    """A linear layer as it occurs in production: Llama-3-8B's output projection, unless stated otherwise.
 
-    Llama-3-8B's output projection unless stated otherwise; 576 inputs are SmolLM2's, and fill no whole number of steps.
+    576 inputs are SmolLM2's, and fill no whole number of steps.
     """
 
     dtype: torch.dtype
@@ -215,18 +215,14 @@ class MetaLinear:
     num_outputs: int = 4096
 
     def __str__(self) -> str:
-        splits = f", {self.num_splits} splits" if self.num_splits > 1 else ""
-        bias = ", bias" if self.has_bias else ""
-        return f"{self.num_outputs} x {self.num_inputs}, T={self.num_tokens}{splits}{bias}"
+        shape = f"{self.num_outputs} x {self.num_inputs}, T={self.num_tokens}"
+        return shape + (f", {self.num_splits} splits" if self.num_splits > 1 else "") + ", bias" * self.has_bias
 
     def x(self) -> Tensor:
         return meta(self.num_tokens, self.num_inputs, dtype=self.dtype)
 
     def packed(self, bits: int) -> Tensor:
         return meta(num_runs(self.num_inputs, bits), self.num_outputs, WORDS_PER_RUN, dtype=torch.int16)
-
-    def scales(self, *shape: int) -> Tensor:
-        return meta(*shape, dtype=FP32)
 
     def options(self) -> dict[str, object]:
         bias = meta(self.num_outputs, dtype=self.dtype) if self.has_bias else None
@@ -237,7 +233,7 @@ def _quantized_linear() -> Iterator[AotConfig]:
     """Each of a binary of its own on every target, though not every target has a tile of its own for each T."""
 
     def launch(layer: MetaLinear, group: int, has_minima: bool) -> Tensor:
-        scales = layer.scales(*([layer.num_inputs // group] if group else []), layer.num_outputs)
+        scales = meta(*([layer.num_inputs // group] if group else []), layer.num_outputs, dtype=FP32)
         minima = scales if has_minima else None
         return quantized_linear(layer.x(), layer.packed(4 if group else 8), scales, minima, **layer.options())
 
@@ -266,7 +262,7 @@ def _quantized_linear() -> Iterator[AotConfig]:
 def _fp8_linear() -> Iterator[AotConfig]:
     def launch(layer: MetaLinear) -> Tensor:
         x, weight = (meta(n, layer.num_inputs, dtype=E4M3) for n in (layer.num_tokens, layer.num_outputs))
-        x_scales, scales = layer.scales(layer.num_tokens), layer.scales(layer.num_outputs)
+        x_scales, scales = (meta(n, dtype=FP32) for n in (layer.num_tokens, layer.num_outputs))
         return fp8_linear(x, x_scales, weight, scales, dtype=layer.dtype, **layer.options())
 
     for layer in (
@@ -282,9 +278,6 @@ def _fp8_linear() -> Iterator[AotConfig]:
 
 
 def _sum_splits() -> Iterator[AotConfig]:
-    def launch(dtype: torch.dtype, num_splits: int, has_bias: bool) -> Tensor:
-        out = meta(16, 4096, dtype=dtype)
-        return sum_splits(meta(num_splits, 16, 4096, dtype=FP32), out[0] if has_bias else None, out)
-
-    yield AotConfig("bf16 16 splits, bias", partial(launch, BF16, 16, True))
-    yield AotConfig("fp16 16 splits", partial(launch, FP16, 16, False))
+    for dtype, bias in ((BF16, meta(4096)), (FP16, None)):
+        launch = partial(sum_splits, meta(16, 16, 4096, dtype=FP32), bias, meta(16, 4096, dtype=dtype))
+        yield AotConfig(f"{NAMES[dtype]} 16 splits{', bias' if bias is not None else ''}", launch)

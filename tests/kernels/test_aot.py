@@ -199,7 +199,7 @@ def step(num_seqs, table_width, num_tokens, offset):
     silu_mul(meta(num_tokens, 8192))
     for num_inputs, num_outputs in ((4096, 6144), (14336, 4096)):  # layers of other sizes, too, share binaries
         layer = MetaLinear(torch.bfloat16, num_tokens, num_inputs=num_inputs, num_outputs=num_outputs)
-        x, scales = layer.x(), layer.scales(num_inputs // 128, num_outputs)
+        x, scales = layer.x(), meta(num_inputs // 128, num_outputs, dtype=torch.float32)
         quantized_linear(x, layer.packed(4), scales)
         quantized_linear(x, layer.packed(8), scales[0], num_splits=2)
         weight = meta(num_outputs, num_inputs, dtype=torch.float8_e4m3fn)

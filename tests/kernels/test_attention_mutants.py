@@ -16,11 +16,10 @@ from tests.kernels.cases import (
     make_case,
 )
 from tests.kernels.elementwise import kept_workspace
-from tests.kernels.planting import mutants_of
+from tests.kernels.planting import noticing
 from tests.kernels.test_attend_range import check_small_values
 from tests.kernels.test_merge_splits import check_merge
 from tests.kernels.test_paged_decode import check_find
-from tests.mutation import KillTable
 from twophase_kernels.attend_range import Tiles
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -198,9 +197,4 @@ MUTANTS = {
         ("only the first 16 splits", "acc += weight[:, None] *", "acc += (start < BLOCK_S) * weight[:, None] *", check_merge),
     ],
 }  # fmt: skip
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("check", "mutant"), mutants_of(MUTANTS))
-def test_mutants_are_killed(check, mutant):
-    KillTable.record(mutant, check)
+test_mutants_are_killed = noticing(MUTANTS)

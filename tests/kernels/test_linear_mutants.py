@@ -10,11 +10,10 @@ import torch
 
 from tests.kernels.cases import HERE
 from tests.kernels.linear_cases import SMALL_TILES, LinearPoint, check_fp8_linear, check_linear
-from tests.kernels.planting import mutants_of, noticed_emulated, record_there
+from tests.kernels.planting import mutants_of, noticed_emulated, noticing, record_there
 from tests.kernels.test_fp8_linear import check_tokens
 from tests.kernels.test_linear_splits import check_choice, check_order, check_sum
 from tests.kernels.test_packed_codes import check_pack, check_round_trip
-from tests.mutation import KillTable
 
 pytest.importorskip("triton", reason="not run here: no triton")
 pytestmark = pytest.mark.skipif(HERE == "cuda", reason="a mutant that reads astray would take the CUDA context with it")
@@ -122,12 +121,7 @@ MUTANTS = {
         ("last row dropped", "mask_rows = rows < num_rows", "mask_rows = rows < num_rows - 1", tokens_check),
     ],
 }  # fmt: skip
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("check", "mutant"), mutants_of(MUTANTS))
-def test_mutants_are_killed(check, mutant):
-    KillTable.record(mutant, check)
+test_mutants_are_killed = noticing(MUTANTS)
 
 
 # -- what only compiled code shows ------------------------------------------------------------------------------------

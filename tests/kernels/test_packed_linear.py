@@ -9,8 +9,7 @@ import torch
 import triton_on_cpu
 from tests.kernels.cases import DTYPES, HERE, generator
 from tests.kernels.linear_cases import FP32_SUM_ERROR, GUARD, activations, assert_linear, between_poison
-from tests.kernels.planting import mutants_of
-from tests.mutation import KillTable
+from tests.kernels.planting import noticing
 from twophase_kernels import KernelsUnavailableError, packed_linear
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -200,9 +199,4 @@ MUTANTS = {
         ("the first code highest", "<< (bits * k) for k", "<< (32 - bits - bits * k) for k", check_packing),
     ],
 }  # fmt: skip
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("check", "mutant"), mutants_of(MUTANTS))
-def test_mutants_are_killed(check, mutant):
-    KillTable.record(mutant, check)
+test_mutants_are_killed = noticing(MUTANTS)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.cases import HERE
-from tests.kernels.planting import mutants_of
-from tests.mutation import KillTable
+from tests.kernels.planting import noticing
 from twophase_kernels import quant
 from twophase_kernels._triton import tl, triton
 
@@ -189,9 +188,4 @@ MUTANTS = {("quant",): [
     ("the reference multiplies by a reciprocal", "(q_max / absmax)[..., None]", "(q_max * (1 / absmax))[..., None]", CHECKS["check_ties_int8"]),
     ("e4m3 scaled as int8", 'if KV_FORMAT == "int8" else E4M3_MAX', "", CHECKS["check_quantise_fp8_e4m3"]),
 ]}  # fmt: skip
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("check", "mutant"), mutants_of(MUTANTS))
-def test_mutants_are_killed(check, mutant):
-    KillTable.record(mutant, check)
+test_mutants_are_killed = noticing(MUTANTS)

@@ -274,26 +274,19 @@ MUTANTS = {
     "rounding": (
         check_rounding,
         Mutant("rounds down", ROUNDING, "codes.round_().to(torch.int8)", "codes.floor_().to(torch.int8)"),
-        Mutant("uses half of the codes", ROUNDING, "else 2 ** (scheme.bits - 1) - 1", "else 2 ** (scheme.bits - 2)"),
         Mutant("the smallest value is at code 1", ROUNDING, "(lowest + middle)", "(lowest - scales + middle)"),
         Mutant("scales keep 24 bits", ROUNDING, "scales = exact.bfloat16().float()", "scales = exact.clone()"),
-        Mutant("minima keep 24 bits", ROUNDING, "(lowest + middle).bfloat16().float()", "(lowest + middle)"),
-        Mutant("one scale for all", ROUNDING, "return num_inputs // size", "return 1"),
     ),
     "slices": (
         check_slices,
         Mutant("scales of other columns", STORED, "start // self.group_size, stop", "0, stop"),
-        Mutant("the order is lost", STORED, "if self.input_order is not None:\n            weight = ", "if False:\n            weight = "),
         Mutant("halves swapped", STORED, "pairs[..., 0] | pairs[..., 1] << 4", "pairs[..., 1] | pairs[..., 0] << 4"),
         Mutant("signs are lost", STORED, "codes > 7", "codes > 8"),
-        Mutant("minima are not stacked", STORED, "torch.cat(minima) if minima", "minima[0] if minima"),
     ),
     "layers": (
         check_layers,
         Mutant("a middle at code 7", LAYERS, "weight.minima + 8 * weight.scales", "weight.minima + 7 * weight.scales"),
-        Mutant("signed codes as they are", LAYERS, "weight.codes + 8,", "weight.codes & 15,"),
         Mutant("the bias is forgotten", LAYERS, "return product if self.bias is None else", "return product if True else"),
-        Mutant("a scale for all tokens", LAYERS, ".amax(dim=1, keepdim=True)", ".amax().view(1, 1)"),
         Mutant("activations round down", LAYERS, "(rows / scales).round_()", "(rows / scales).floor_()"),
     ),
 }  # fmt: skip

@@ -7,7 +7,9 @@ is exact, in any order of sums.
 
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,9 +29,8 @@ INTEGERS = [
 ]  # fmt: skip
 FLOATS = [
     "{a} + {b}", "{a} - {b}", "{a} * {b}", "tl.minimum({a}, {b})", "tl.maximum({a}, {b})", "tl.abs({a}) - {b}",
-    "tl.floor({a} / 4.0) + {b}",
+    "tl.floor({a} / 4.0) + {b}", "({a} + {b}).to(tl.bfloat16).to(tl.float32)", "({a} - {b}).to(tl.float16).to(tl.float32)",
 ]  # fmt: skip
-ROUNDED = ["({a} + {b}).to(tl.bfloat16).to(tl.float32)", "({a} - {b}).to(tl.float16).to(tl.float32)"]
 COMPARISONS = [f"{{a}} {sign} {{b}}" for sign in ("<", "<=", ">", ">=", "==", "!=")]
 LOGIC = ["{a} & {b}", "{a} | {b}", "{a} ^ {b}", "({a}) & ({b} == 0)"]
 ARRANGED = ["tl.trans({a})", "tl.reshape(tl.trans(tl.reshape({a}, [8, 32])), [16, 16])"]
@@ -93,18 +94,6 @@ class Writer:
         a, b, shape = self.pair(kind)
         self.add(answer or kind, shape, self.random.choice(forms).format(a=a, b=b))
 
-    def arithmetic(self) -> None:
-        self.combine("int", INTEGERS)
-
-    def float_arithmetic(self) -> None:
-        self.combine("float", FLOATS if self.random.random() < 0.7 else FLOATS + ROUNDED)
-
-    def compare(self) -> None:
-        self.combine(self.random.choice(["int", "float"]), COMPARISONS, "bool")
-
-    def logic(self) -> None:
-        self.combine("bool", LOGIC)
-
     def convert(self) -> None:
         if self.random.random() < 0.5:
             a, shape = self.pick("int")
@@ -152,52 +141,54 @@ class Writer:
         """Something is written, and read again in another order."""
         a, _ = self.pick("int", ("tile",))
         condition, _ = self.pick("bool", ("tile", "scalar"))
-        masks = ["", ", mask=place < n * 16", ", mask=m[:, None] < n", f", mask={condition}"]
-        mask = self.random.choice(masks)
+        mask = self.random.choice(["", ", mask=place < n * 16", ", mask=m[:, None] < n", f", mask={condition}"])
         self.lines.append(f"{self.indent}tl.store(out_int_ptr + place, {a}{mask})")
         self.lines.append(f"{self.indent}tl.debug_barrier()")
         self.add("int", "tile", "tl.load(out_int_ptr + place)")
 
-    def loop(self) -> None:
-        """A few turns, which carry an integer and a float."""
-        if self.indent != "    ":
-            return
-        (a, first), (b, second) = self.pick("int", ("tile", "rows", "scalar")), self.pick("float", ("tile", "rows"))
-        x, y = self.add("int", first, f"{a} + 0"), self.add("float", second, f"{b} + 0.0")
-        self.lines.append(f"    for turn in range({self.random.choice(['3', 'n & 3', '(n & 1) * 2'])}):")
-        before = len(self.values)
-        self.indent = "        "
-        self.add("int", "scalar", "n * 0 + turn")
+    @contextmanager
+    def block(self, header: str) -> Iterator[None]:
+        """A few statements of a loop or a branch; what they make is not seen after it."""
+        self.lines.append(f"    {header}:")
+        before, self.indent = len(self.values), "        "
+        if "turn" in header:
+            self.add("int", "scalar", "n * 0 + turn")
         for _ in range(self.random.randrange(1, 4)):
             self.statement()
-        c, _ = self.pick("int", (first, "scalar"))
-        d, _ = self.pick("float", (second, "scalar"))
-        self.lines.append(f"{self.indent}{x} = {x} * 3 + {c}")
-        self.lines.append(f"{self.indent}{y} = tl.minimum(tl.maximum({y} - {d}, -64.0), 64.0)")
-        self.indent = "    "
+        yield
         del self.values[before:]
+        self.indent = "    "
+
+    def loop(self) -> None:
+        """A few turns, which carry an integer and a float."""
+        (a, first), (b, second) = self.pick("int", ("tile", "rows", "scalar")), self.pick("float", ("tile", "rows"))
+        x, y = self.add("int", first, f"{a} + 0"), self.add("float", second, f"{b} + 0.0")
+        with self.block(f"for turn in range({self.random.choice(['3', 'n & 3', '(n & 1) * 2'])})"):
+            c, _ = self.pick("int", (first, "scalar"))
+            d, _ = self.pick("float", (second, "scalar"))
+            self.lines.append(f"{self.indent}{x} = {x} * 3 + {c}")
+            self.lines.append(f"{self.indent}{y} = tl.minimum(tl.maximum({y} - {d}, -64.0), 64.0)")
 
     def branch(self) -> None:
-        if self.indent != "    ":
-            return
         a, shape = self.pick("int", ("tile", "rows"))
         x = self.add("int", shape, f"{a} - 1")
         condition, _ = self.pick("int", ("scalar",))
-        self.lines.append(f"    if ({condition} & 1) == 0:")
-        before = len(self.values)
-        self.indent = "        "
-        for _ in range(self.random.randrange(1, 3)):
-            self.statement()
-        c, _ = self.pick("int", (shape, "scalar"))
-        self.lines += [f"        {x} = {x} ^ {c}", "    else:", f"        {x} = {x} + 5"]
-        self.indent = "    "
-        del self.values[before:]
+        with self.block(f"if ({condition} & 1) == 0"):
+            c, _ = self.pick("int", (shape, "scalar"))
+            self.lines += [f"        {x} = {x} ^ {c}", "    else:", f"        {x} = {x} + 5"]
 
     def statement(self) -> None:
-        choices = [self.arithmetic] * 5 + [self.float_arithmetic] * 5 + [self.select] * 3 + [self.reduce] * 2
-        choices += [self.convert, self.compare, self.compare, self.logic, self.reduce, self.scan, self.arrange]
-        choices += [self.product, self.gather, self.store, self.loop, self.branch]
-        self.random.choice(choices)()
+        kind = self.random.choice(["int", "float"])
+        weighted = [
+            (5, partial(self.combine, "int", INTEGERS)), (5, partial(self.combine, "float", FLOATS)),
+            (2, partial(self.combine, kind, COMPARISONS, "bool")), (1, partial(self.combine, "bool", LOGIC)),
+            (3, self.select), (3, self.reduce), (1, self.convert), (1, self.scan), (1, self.arrange), (1, self.product),
+            (1, self.gather), (1, self.store),
+        ]  # fmt: skip
+        if self.indent == "    ":
+            weighted += [(1, self.loop), (1, self.branch)]
+        weights, statements = zip(*weighted, strict=True)
+        self.random.choices(statements, weights)[0]()
 
     def write(self) -> list[str]:
         """The lines of the kernel."""

@@ -293,11 +293,7 @@ def check_warpgroups(module):
 
 
 CHECKS = checks_of(globals())
-
-
-@each_of(CHECKS)
-def test_matrices(check):
-    check(matrix)
+test_matrices = each_of(CHECKS, matrix)
 
 
 @pytest.mark.parametrize(
