@@ -9,27 +9,16 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-# Largest relative error of rounding once to nearest: 2^-p for p significant bits.
-UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-# Below the smallest normal number the error is absolute: half a step.
-HALF_SUBNORMAL_STEP = {torch.float32: 2.0**-150, torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
+from tests.kernels.cases import assert_within
 
 
 def assert_rounded_once(got: Tensor, want: Tensor, fp32_error: Tensor | float, what: str) -> None:
     """`got` is the exact `want` (fp64) with the given error of fp32 arithmetic, rounded once to its dtype."""
-    assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
-    dtype, got = got.dtype, got.detach().cpu().double()
+    format_ = torch.finfo(got.dtype)
+    # Of p significant bits 2^-p of the number; below the smallest normal one half a step.
+    once = format_.eps / 2 * want.abs() + format_.smallest_normal * format_.eps / 2
     # The second rounding starts from a value already off by fp32_error; hence the factor.
-    allowed = (UNIT_ROUNDOFF[dtype] * want.abs() + HALF_SUBNORMAL_STEP[dtype] + fp32_error) * 1.001
-    error = (got - want).abs()
-    bad = ~(error <= allowed)
-    if bad.any():
-        worst = (error / allowed).nan_to_num(nan=math.inf).argmax()
-        index = tuple(int(i) for i in torch.unravel_index(worst, error.shape))
-        raise AssertionError(
-            f"{what}: {int(bad.sum())} of {bad.numel()} wrong; worst at {list(index)}: got {got[index]:.8g}, "
-            f"expected {want[index]:.8g} +- {torch.as_tensor(allowed).expand_as(want)[index]:.1e}"
-        )
+    assert_within(got, want, (once + fp32_error) * 1.001, what)
 
 
 @contextlib.contextmanager
