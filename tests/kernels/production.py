@@ -110,6 +110,7 @@ LAYERS = (
     MetaLayer(FP16, 9, 3, 64, page=64, kv_format="int8"),
     MetaLayer(FP16, 9, 3, 64, page=64, kv_format="fp8_e4m3"),
 )
+LARGEST = MetaLayer(FP32, 16, 1, 256, page=64)
 WINDOW = {"window": 4096, "num_sinks": 4}
 WINDOW_NAME = ", window 4096 sinks 4"
 
@@ -128,6 +129,7 @@ def _paged_decode() -> Iterator[AotConfig]:
         return AotConfig(name, launch, streaming_kernels=("paged_decode_kernel",))
 
     yield from (config(layer, num_splits) for num_splits in (1, None) for layer in LAYERS)
+    yield config(LARGEST, 1)
     yield config(LAYERS[0], **WINDOW)
     yield config(LAYERS[0], 8)
     yield config(LAYERS[0], 8, **WINDOW)
@@ -149,7 +151,7 @@ def _paged_prefill() -> Iterator[AotConfig]:
         name = f"{layer}, chunks of {max_query_len}{WINDOW_NAME if window else ''}"
         return AotConfig(name, launch, streaming_kernels=("paged_prefill_kernel",))
 
-    yield from map(config, LAYERS)
+    yield from map(config, (*LAYERS, LARGEST))
     yield config(LAYERS[0], 4)
     yield config(LAYERS[0], 16)
     yield config(LAYERS[0], **WINDOW)
