@@ -1,7 +1,6 @@
 """Every way in which kernels cannot run has its own message. The mode is fixed per process, so each case is one."""
 
 import functools
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,7 +13,7 @@ import torch
 
 from twophase_kernels import KernelsUnavailableError, _triton
 from twophase_kernels._triton import triton
-from twophase_kernels.choice import Choice, choose, has_compiler
+from twophase_kernels.choice import Choice, choose
 
 HIDE_TRITON = """
 import sys
@@ -184,30 +183,6 @@ def test_a_gpu_comes_first():
     assert choose({}, has_gpu=False, has_compiler=False).mode == "interpreted"
     assert choose({"TRITON_INTERPRET": "1"}, has_gpu=True, has_compiler=True).mode == "interpreted"
     assert choose({"TWOPHASE_KERNELS": "cpu"}, has_gpu=True, has_compiler=False).mode == "cpu"
-
-
-def test_the_search_for_a_compiler_is_triton_on_cpus(monkeypatch, tmp_path):
-    """Which cannot be asked before triton is imported."""
-    pytest.importorskip("triton", reason="not run here: no triton")
-    from triton_on_cpu.compile import toolchain
-    from triton_on_cpu.errors import CompilerMissingError
-
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not has_compiler()
-    with pytest.raises(CompilerMissingError):
-        toolchain()
-    for name in ("gcc", "clang", "cc"):
-        program = tmp_path / name
-        program.write_text("#!/bin/sh")
-        program.chmod(0o755)
-        assert has_compiler()
-        toolchain()
-        program.unlink()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "ziglang")
-    assert has_compiler()
-    toolchain()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about a GPU that is not there")

@@ -11,6 +11,7 @@ import triton
 from tests.mutation import KillTable, Mutant
 from triton_on_cpu import compile as compile_module
 from triton_on_cpu.errors import CompilerError, CompilerMissingError
+from twophase_kernels.choice import has_compiler
 
 FORTY_TWO = "int answer(void) { return 42; }"
 
@@ -34,13 +35,17 @@ def check_choice(module, monkeypatch, tmp_path):
         missing = r"no gcc or clang in PATH.*pip install ziglang.*TRITON_INTERPRET=1"
         with pytest.raises(CompilerMissingError, match=missing):
             module.toolchain()
+        assert not has_compiler(), "which asks before triton may be imported"
         patch.setattr(module.importlib.util, "find_spec", lambda name: name == "ziglang")
         module._toolchain.cache_clear()
         assert module.toolchain().command == (sys.executable, "-m", "ziglang", "cc")
+        assert has_compiler()
+        patch.setattr(module.importlib.util, "find_spec", lambda name: None)
         for name in ("cc", "clang", "gcc"):
             found = script(tmp_path, name, "")
             module._toolchain.cache_clear()
             assert module.toolchain().command == (found,)
+            assert has_compiler()
         patch.setenv("CC", "clang -m64")
         assert module.toolchain().command == ("clang", "-m64")
         patch.setenv("CC", "no_such_compiler -O1")

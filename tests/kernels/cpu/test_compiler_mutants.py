@@ -20,7 +20,7 @@ MUTANTS = {
         ("callers' places", "answer = next((place for place in known if place[1])", "answer = next((place for place in [*known][::-1] if place[1])", ttir.test_places),
         ("one result of many", "return found if isinstance(found, Value) else found[int(index or 0)]", "return found if isinstance(found, Value) else found[0]", control.test_carried_tensors_change_places, 7, False),
         ("a comparison has its operands' type", 'kinds = [Type(kinds[0].shape, "i1")]', "kinds = kinds[:1]", elements.test_comparisons, "f32"),
-        ("constants are integers", 'if op.name == "arith.constant" and not op.types:', 'if op.name == "arith.nothing":', elements.test_truth_values),
+        ("constants are integers", 'if op.name == "arith.constant" and not op.types:', 'if op.name == "arith.nothing":', ttir.test_places),
     ],
     "nest": [
         ("groups of a reshape upside down", "answer += _split(before[start:j], flat)", "answer += _split(before[start:j], flat)[::-1]", ttir.test_reshaped, (4, 4, 2), (8, 4)),

@@ -49,7 +49,6 @@ MUTANTS = [
     ("more threads than asked for", "|| who >= threads + !GET(pool.caller_helps) ||", "||", "check_threads_that_are_still_awake"),
     ("threads without a processor are waited for", "      put_aside_the_absent(who);\n", "", "check_an_absent_thread"),
     ("aside for ever", "  __atomic_store_n(&pool.put_aside, ((GET(pool.put_aside) >> 32) + 1) << 32, __ATOMIC_RELEASE);\n", "", "check_an_absent_thread"),
-    ("the grid is split once", "(total - next) / (4 * threads);", "total / threads;", "check_small_chunks"),
     ("two callers at once", "if (__atomic_exchange_n(&pool.busy, 1, __ATOMIC_ACQUIRE)) return 0;", "", "check_limit"),
     ("no limit", "left >= 0; left = end", "left > INT64_MIN; left = end", "check_limit"),
     ("a child waits for its parent's threads", "memset(&pool, 0, sizeof pool);", "", "check_fork"),
