@@ -19,8 +19,6 @@ enough programs must have enough loads in flight.
      mean, and for the running sum of chunks, in which it finds its own. Items at the end of the list find none.
   3. A sequence's only chunk writes the result. Others write partial results, [item, tokens, H, D], and the first of
     them where they begin and how many they are, for the merge; the merge skips other sequences.
-
-  `split_balance` measures the gain.
 """
 
 import torch

@@ -50,39 +50,30 @@ class History:
                 for heads, gain in ((spec.num_heads, 4), (spec.num_kv_heads, 1), (spec.num_kv_heads, 1))
             )
             self.sequences.append(Sequence(q, k, v, [block_ids.pop() for _ in range(num_pages)]))
-        kv_spec = KVCacheSpec(
-            num_layers=1,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            block_size=block_size,
-            dtype=dtype,
-            kv_format=kv_format,
-        )
+        kv_spec = KVCacheSpec(1, spec.num_kv_heads, spec.head_dim, block_size, dtype, kv_format)
         self.kv = KVCache(kv_spec, sum(pages) + 3, self.device).layers[0]
         self._poison(slice(None))
         angles = torch.arange(max(lengths))[:, None] * 10000 ** -(torch.arange(0, spec.head_dim, 2) / spec.head_dim)
         self.cos, self.sin = angles.cos().to(self.device), angles.sin().to(self.device)
 
-    def step(self, backend: AttentionBackend, counts: dict[int, int], *, padding: int = 0) -> dict[int, torch.Tensor]:
+    def step(self, backend: AttentionBackend, counts: dict[int, int]) -> dict[int, torch.Tensor]:
         """Compute `counts[s]` further tokens of each sequence s; single tokens go first, as decodes."""
         order = sorted(counts, key=lambda s: counts[s] != 1)
         chosen = [self.sequences[s] for s in order]
         starts = [sequence.num_computed for sequence in chosen]
         lens = [counts[s] for s in order]
         positions = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lens, strict=True)])
-        slots = torch.cat(
-            [
-                torch.tensor([sequence.block_ids[p // self.block_size] * self.block_size + p % self.block_size
-                              for p in range(start, start + n)])
-                for sequence, start, n in zip(chosen, starts, lens, strict=True)
-            ]
-        )  # fmt: skip
+        slots = [
+            sequence.block_ids[p // self.block_size] * self.block_size + p % self.block_size
+            for sequence, start, n in zip(chosen, starts, lens, strict=True)
+            for p in range(start, start + n)
+        ]
         width = -(-max(len(sequence.block_ids) for sequence in chosen) // 16) * 16
         tables = torch.tensor([sequence.block_ids + [0] * (width - len(sequence.block_ids)) for sequence in chosen])
         seq_lens = [start + n for start, n in zip(starts, lens, strict=True)]
         batch = AttentionBatch(
             positions=positions.to(self.device),
-            slot_mapping=slots.to(self.device),
+            slot_mapping=torch.tensor(slots, device=self.device),
             cu_query_lens=torch.tensor([0, *torch.tensor(lens).cumsum(0)], dtype=torch.int32, device=self.device),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=self.device),
             block_tables=tables.to(self.device, torch.int32),

@@ -40,13 +40,11 @@ class CompiledReport:
     matrix_instructions: tuple[str, ...]  # the kinds that occur: wgmma, mma.sync, tcgen05, v_mfma
     async_copies: tuple[str, ...]  # the kinds that occur: cp.async (16 bytes each; Ampere on), tma (Hopper on)
     vector_loads: int  # global loads, asynchronous or not, of 16 bytes per thread
-    narrow_loads: int  # of 4 or fewer
     kv_buffers: int  # tiles of K and V, or of a weight and x, under way while one is worked on (see `kv_buffer_depth`)
     loop_instructions: int  # a warp's, per tile (see `loop_instructions`); 0 without such a loop, and for AMD
     block_n: int  # keys, or columns of a weight, per tile; 0 without
     dot_dtype: str | None  # the operands of matrix products: bf16, f16, f32, or None
     keeps_subnormals: bool  # fp32 subnormals are not flushed to zero by a multiply; `decode_e4m3` relies on it
-    compile_s: float
 
     @property
     def instructions_per_key(self) -> float | None:
@@ -87,12 +85,11 @@ def compile_configs(target_name: str, configs: Iterable[AotConfig]) -> list[Comp
     for config in configs:
 
         def report(
-            *, src: Any, metadata: dict, metadata_group: dict, times: Any, cache_hit: bool, config: AotConfig = config
+            *, src: Any, metadata: dict, metadata_group: dict, cache_hit: bool, config: AotConfig = config, **_: Any
         ) -> None:
             if cache_hit:
                 raise RuntimeError(f"{src.name} came from Triton's cache; set TRITON_CACHE_DIR to an empty folder.")
-            compile_s = times.total / 1e6
-            reports.append(_inspect(src, metadata, metadata_group, target_name, config, compile_s))
+            reports.append(_inspect(src, metadata, metadata_group, target_name, config))
 
         triton.knobs.compilation.listener = report
         try:
@@ -102,9 +99,7 @@ def compile_configs(target_name: str, configs: Iterable[AotConfig]) -> list[Comp
     return reports
 
 
-def _inspect(
-    source: Any, metadata: dict, files: dict[str, str], target_name: str, config: AotConfig, compile_s: float
-) -> CompiledReport:
+def _inspect(source: Any, metadata: dict, files: dict[str, str], target_name: str, config: AotConfig) -> CompiledReport:
     constants = {source.fn.arg_names[path[0]]: value for path, value in source.constants.items() if len(path) == 1}
     by_stage = {Path(path).suffix[1:]: Path(path) for path in files.values()}
     is_amd = "amdgcn" in by_stage
@@ -121,10 +116,9 @@ def _inspect(
         registers=registers,
         spill_bytes=spill_bytes,
         shared_bytes=metadata["shared"],
-        matrix_instructions=assembly.matrix_instructions(code),
-        async_copies=assembly.async_copies(code),
-        vector_loads=assembly.count_vector_loads(code),
-        narrow_loads=assembly.count_narrow_loads(code),
+        matrix_instructions=assembly.kinds_in(code, assembly.MATRIX_INSTRUCTIONS),
+        async_copies=assembly.kinds_in(code, assembly.ASYNC_COPIES),
+        vector_loads=len(re.findall(assembly.VECTOR_LOADS, code)),
         kv_buffers=assembly.kv_buffer_depth(by_stage["ttgir"].read_text()),
         # Reading machine code takes longer than compiling a small kernel, and there is no such loop without products.
         loop_instructions=0
@@ -132,8 +126,7 @@ def _inspect(
         else assembly.loop_instructions(compiled_code.sass_cuda(by_stage["cubin"])),
         block_n=constants.get("BLOCK_N") or constants.get("BLOCK_I", 0),
         dot_dtype=dot_dtype,
-        keeps_subnormals=assembly.keeps_subnormals(code),
-        compile_s=compile_s,
+        keeps_subnormals=re.search(assembly.FLUSHES_SUBNORMALS, code) is None,
     )
 
 

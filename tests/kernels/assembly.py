@@ -17,19 +17,11 @@ MATRIX_INSTRUCTIONS = {
     "tcgen05": "tcgen05.mma",
     "v_mfma": "v_mfma_",
 }
-ASYNC_COPIES = {
-    "cp.async": "cp.async.cg.",  # always 16 bytes
-    "tma": "cp.async.bulk.tensor",
-}
+ASYNC_COPIES = {"cp.async": "cp.async.cg.", "tma": "cp.async.bulk.tensor"}  # of 16 bytes
 VECTOR_LOADS = (
-    r"ld\.global\S*\.(?:v4\.[bfsu]32|v2\.[bfsu]64|v8\.[bfsu]16|b128)",
-    r"cp\.async\.cg\.",
-    r"(?:global|buffer)_load_dwordx4",
-)
-NARROW_LOADS = (
-    r"ld\.global(?!\S*\.v\d)\S*\.[bfsu](?:8|16|32)\b",
-    r"cp\.async\.ca\S* \[.*?\], \[.*?\], 0x[24]\b",
-    r"(?:global|buffer)_load_(?:[us]?byte|[us]?short|dword)\b",
+    r"ld\.global\S*\.(?:v4\.[bfsu]32|v2\.[bfsu]64|v8\.[bfsu]16|b128)"
+    r"|cp\.async\.cg\."
+    r"|(?:global|buffer)_load_dwordx4"
 )
 FLUSHES_SUBNORMALS = r"mul(?:\.rn)?\.ftz\.f32|\.amdhsa_float_denorm_mode_32 [^3]"
 DOT_OPERANDS = r"tt\.dot .* : tensor<\d+x\d+x(\w+)>"
@@ -39,24 +31,9 @@ TILE_LOAD = r"(async_copy_global_to_local|amdg\.buffer_load|tt\.load) .*: tensor
 DOT = r"tt\.dot |ttng\.warp_group_dot |ttng\.tc_gen5_mma "
 
 
-def matrix_instructions(assembly: str) -> tuple[str, ...]:
-    return tuple(name for name, text in MATRIX_INSTRUCTIONS.items() if text in assembly)
-
-
-def async_copies(assembly: str) -> tuple[str, ...]:
-    return tuple(name for name, text in ASYNC_COPIES.items() if text in assembly)
-
-
-def count_vector_loads(assembly: str) -> int:
-    return sum(len(re.findall(pattern, assembly)) for pattern in VECTOR_LOADS)
-
-
-def count_narrow_loads(assembly: str) -> int:
-    return sum(len(re.findall(pattern, assembly)) for pattern in NARROW_LOADS)
-
-
-def keeps_subnormals(assembly: str) -> bool:
-    return re.search(FLUSHES_SUBNORMALS, assembly) is None
+def kinds_in(assembly: str, patterns: dict[str, str]) -> tuple[str, ...]:
+    """Those of MATRIX_INSTRUCTIONS or ASYNC_COPIES that occur."""
+    return tuple(name for name, text in patterns.items() if text in assembly)
 
 
 def dot_dtype(ttir: str) -> str | None:
@@ -104,5 +81,4 @@ def resources_amd(assembly: str) -> tuple[int, int]:
     def field(name: str) -> int:
         return int(re.search(rf"\.{name}:\s+(\d+)", assembly).group(1))
 
-    scratch_bytes = field("private_segment_fixed_size")
-    return field("vgpr_count"), max(scratch_bytes, 4 * field("vgpr_spill_count"))
+    return field("vgpr_count"), max(field("private_segment_fixed_size"), 4 * field("vgpr_spill_count"))

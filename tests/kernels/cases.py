@@ -5,11 +5,11 @@ quantised caches are made and read back with torch's own rounding and float8 typ
 """
 
 import math
-import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,15 +107,14 @@ def make_case(
     kv_format: str = "none",
     device: str = "cpu",
     seed: int = 0,
-    page_seed: int = 0,
 ) -> PagedCase:
-    """Random tokens in random pages. `seed` draws the values, `page_seed` the page order; one query each by default."""
+    """Random tokens in random pages; one query each by default."""
     query_lens = [1] * len(seq_lens) if query_lens is None else query_lens
     num_heads, num_kv_heads = heads
     rng = generator(seed)
     q = PEAKINESS * torch.randn(sum(query_lens), num_heads, head_dim, generator=rng)
     pages_of = [-(-n // page) for n in seq_lens]
-    order = 1 + torch.randperm(sum(pages_of) + 1, generator=generator(page_seed))  # page 0 and one more stay unowned
+    order = 1 + torch.randperm(sum(pages_of) + 1, generator=generator(seed))  # page 0 and one more stay unowned
     table = torch.zeros(len(seq_lens), -(-max(*pages_of, 1) // 16) * 16, dtype=torch.int32)
     shape = (sum(pages_of) + 2, num_kv_heads, page, head_dim)
     caches = [_poisoned_cache(shape, dtype, kv_format) for _ in "kv"]
@@ -162,13 +161,13 @@ def _store(x: Tensor, cache: tuple[Tensor, Tensor | None], slots: list[tuple[int
 def far_away_case(page: int = 16, head_dim: int = 64) -> PagedCase:
     """40 tokens in an int8 cache, one head, K and V alike, whose elements have indices beyond 2^31.
 
-    The memory is only reserved. The cache is its second half, so that an index that wrapped around to a negative one
-    reads zeros, not another process's death.
+    NumPy's zeros take no memory until they are touched. The cache is their second half, so that an index that wrapped
+    around to a negative one reads zeros, not another process's death.
     """
     near = make_case([40], heads=(1, 1), page=page, head_dim=head_dim, kv_format="int8", device=HERE)
     num_pages = 2**31 // (page * head_dim) + 8
-    cache = _reserve(2 * num_pages * page * head_dim, torch.int8).view(-1, 1, page, head_dim)[num_pages:]
-    scale = _reserve(num_pages * page * 4, torch.float32).view(-1, 1, page)
+    cache = torch.from_numpy(np.zeros((2 * num_pages, 1, page, head_dim), np.int8)).to(HERE)[num_pages:]
+    scale = torch.from_numpy(np.zeros((num_pages, 1, page), np.float32)).to(HERE)
     used = near.block_tables[0, :3].long()
     far = torch.arange(num_pages - 3, num_pages, device=HERE)
     cache[far], scale[far] = near.k_cache[used], near.k_scale[used]
@@ -178,15 +177,6 @@ def far_away_case(page: int = 16, head_dim: int = 64) -> PagedCase:
     return replace(
         near, k_cache=cache, v_cache=cache, k_scale=scale, v_scale=scale, block_tables=tables, dense=dense
     )  # fmt: skip
-
-
-def _reserve(num_bytes: int, dtype: torch.dtype) -> Tensor:
-    """A tensor that takes no memory until it is touched, even where the system refuses to overcommit (CPU)."""
-    if HERE == "cuda":
-        return torch.zeros(num_bytes // dtype.itemsize, dtype=dtype, device=HERE)
-    map_noreserve = 0x4000  # Linux; a name in `mmap` from Python 3.13 on
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | map_noreserve
-    return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), dtype=dtype)
 
 
 def attention_oracle(case: PagedCase, window: int | None = None, num_sinks: int = 0) -> tuple[Tensor, Tensor]:
@@ -209,20 +199,23 @@ def attention_oracle(case: PagedCase, window: int | None = None, num_sinks: int 
     return torch.stack(outs), torch.stack(lses)
 
 
-def assert_close(got: Tensor, want: Tensor, tolerance: Tolerance, what: str = "out") -> None:
-    """A failure says where and by how much. NaN never passes, -inf equals -inf."""
-    got, want = got.detach().double().cpu(), want.double().cpu()
+def assert_within(got: Tensor, want: Tensor, allowed: Tensor, what: str) -> None:
+    """|got - want| <= allowed, all of one shape; says where and by how much not. NaN never passes, -inf equals -inf."""
+    got, want, allowed = got.detach().double().cpu(), want.double().cpu(), allowed.double().cpu()
     assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
-    error = torch.where(got == want, 0.0, (got - want).abs())
-    excess = error - (tolerance.absolute + tolerance.relative * want.abs()).nan_to_num(posinf=0.0)
+    excess = torch.where(got == want, 0.0, (got - want).abs()) - allowed.nan_to_num(posinf=0.0)
     bad = ~(excess <= 0)
     if bad.any():
         worst = excess.nan_to_num(nan=math.inf).argmax()
-        index = tuple(int(i) for i in torch.unravel_index(worst, error.shape))
+        index = tuple(int(i) for i in torch.unravel_index(worst, excess.shape))
         raise AssertionError(
-            f"{what}: {int(bad.sum())} of {bad.numel()} wrong; worst at {list(index)}: got {got[index]:.6g}, "
-            f"expected {want[index]:.6g} +- {tolerance.absolute:.1e} + {tolerance.relative:.1e} * |expected|"
+            f"{what}: {int(bad.sum())} of {bad.numel()} wrong; worst at {list(index)}: got {got[index]:.8g}, "
+            f"expected {want[index]:.8g} +- {allowed[index]:.1e}"
         )
+
+
+def assert_close(got: Tensor, want: Tensor, tolerance: Tolerance, what: str = "out") -> None:
+    assert_within(got, want, tolerance.absolute + tolerance.relative * want.abs(), what)
 
 
 def assert_attention(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> None:

@@ -13,19 +13,12 @@ from tests.kernels.cases import make_case
 from tests.kernels.linear_cases import LinearPoint, check_fp8_linear, check_linear
 from tests.kernels.test_fp8_linear import check_tokens
 from tests.kernels.test_linear_layers import layer, multiply
-from tests.kernels.test_packed_codes_linear import check_products
-from tests.kernels.test_packed_linear import check_packed_linear
+from tests.kernels.test_packed_linear import check_packed_linear, check_products
 from tests.kernels.test_rmsnorm_residual import check_rmsnorm
 from tests.kernels.test_rope_kv_write import check_rope_kv_write
 from tests.kernels.test_sampling import check_draws
 from tests.kernels.test_silu_mul import check_silu_mul
-from twophase_kernels import (
-    KernelsUnavailableError,
-    fp8_linear,
-    mode,
-    packed_linear,
-    quantized_linear,
-)
+from twophase_kernels import KernelsUnavailableError, fp8_linear, mode, packed_linear, quantized_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
 from twophase_kernels.sampling import draw_tokens
@@ -65,7 +58,7 @@ def test_sampling():
 def test_linear(dtype):
     for group in (32, 0):
         check_linear(quantized_linear, LinearPoint(5, 40, 96, group, group == 32, dtype, num_splits=2, has_bias=True))
-    check_fp8_linear(fp8_linear, 5, 40, 80, dtype, has_bias=True)
+    check_fp8_linear(fp8_linear, LinearPoint(5, 40, 80, dtype=dtype, has_bias=True))
     check_tokens(fp8_linear, 3, 48, dtype)
     if dtype != torch.float16:
         check_packed_linear(packed_linear, (3, 65, 33), dtype)
@@ -85,7 +78,7 @@ def test_bfloat16_is_refused():
     for launch in (
         lambda: silu_mul(narrow),
         lambda: rmsnorm_residual(narrow.float(), None, narrow[0], 1e-5),
-        lambda: test_paged_decode.decode(make_case([3], dtype=torch.bfloat16)),
+        lambda: test_paged_decode.check(make_case([3], dtype=torch.bfloat16)),
         lambda: multiply("int4", **layer("int4") | {"bias": narrow.new_zeros(20)}),
         lambda: fp8_linear.quantise_tokens(narrow),
     ):

@@ -9,27 +9,16 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-# Largest relative error of rounding once to nearest: 2^-p for p significant bits.
-UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-# Below the smallest normal number the error is absolute: half a step.
-HALF_SUBNORMAL_STEP = {torch.float32: 2.0**-150, torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
+from tests.kernels.cases import assert_within
 
 
 def assert_rounded_once(got: Tensor, want: Tensor, fp32_error: Tensor | float, what: str) -> None:
     """`got` is the exact `want` (fp64) with the given error of fp32 arithmetic, rounded once to its dtype."""
-    assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
-    dtype, got = got.dtype, got.detach().cpu().double()
+    format_ = torch.finfo(got.dtype)
+    # Of p significant bits 2^-p of the number; below the smallest normal one half a step.
+    once = format_.eps / 2 * want.abs() + format_.smallest_normal * format_.eps / 2
     # The second rounding starts from a value already off by fp32_error; hence the factor.
-    allowed = (UNIT_ROUNDOFF[dtype] * want.abs() + HALF_SUBNORMAL_STEP[dtype] + fp32_error) * 1.001
-    error = (got - want).abs()
-    bad = ~(error <= allowed)
-    if bad.any():
-        worst = (error / allowed).nan_to_num(nan=math.inf).argmax()
-        index = tuple(int(i) for i in torch.unravel_index(worst, error.shape))
-        raise AssertionError(
-            f"{what}: {int(bad.sum())} of {bad.numel()} wrong; worst at {list(index)}: got {got[index]:.8g}, "
-            f"expected {want[index]:.8g} +- {torch.as_tensor(allowed).expand_as(want)[index]:.1e}"
-        )
+    assert_within(got, want, (once + fp32_error) * 1.001, what)
 
 
 @contextlib.contextmanager
@@ -65,44 +54,37 @@ DATA_DTYPE = {"int8": torch.int8, "fp8_e4m3": torch.uint8}
 class GuardedCache:
     """One of K, V: a cache [N, H_kv, page, D] that is a strided view into a larger poisoned buffer, and its scales.
 
-    `expect` notes what a slot should hold; `check` compares the whole buffer, so that a write outside the expected
-    slots shows wherever it lands. Memory before the cache belongs to the buffer: a negative slot does no harm.
+    `check` compares the whole buffer, so that a write outside the expected slots shows wherever it lands. Memory before
+    the cache belongs to the buffer: a negative slot does no harm.
     """
 
     def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, kv_format: str, device: str) -> None:
         num_blocks, num_kv_heads, page, head_dim = shape
-        self.kv_format = kv_format
-        if kv_format == "none":
-            self.buffer = torch.full((num_blocks + 4, num_kv_heads, page + 1, head_dim + 8), math.nan, dtype=dtype)
-        else:
-            self.buffer = torch.full((num_blocks + 4, num_kv_heads, page + 1, head_dim + 8), 0x5A)
-            self.buffer = self.buffer.to(DATA_DTYPE[kv_format])
-        self.buffer = self.buffer.to(device)
+        self.kv_format, self.poison = kv_format, math.nan if kv_format == "none" else 0x5A
+        whole = num_blocks + 4, num_kv_heads, page + 1, head_dim + 8
+        self.buffer = torch.full(whole, self.poison, dtype=DATA_DTYPE.get(kv_format, dtype), device=device)
         self.scale_buffer = torch.full((num_blocks + 4, num_kv_heads, page + 3), math.nan, device=device)
-        self.cache = self.buffer[2:-2, :, :page, :head_dim]
-        self.scale = None if kv_format == "none" else self.scale_buffer[2:-2, :, :page]
-        self.untouched = self.buffer.cpu().clone(), self.scale_buffer.cpu().clone()
-        self.expected: dict[int, Tensor] = {}
+        self.inner = slice(2, -2), slice(None), slice(page), slice(head_dim)
+        self.cache = self.buffer[self.inner]
+        self.scale = None if kv_format == "none" else self.scale_buffer[self.inner[:3]]
 
-    def expect(self, slot: int, rows: Tensor) -> None:
-        """rows: fp64 [H_kv, D]."""
-        self.expected[slot] = rows
-
-    def check(self, what: str, fp32_error: float) -> None:
-        page = self.cache.shape[2]
+    def check(self, expected: dict[int, Tensor], what: str, fp32_error: float) -> None:
+        """Slots hold what is expected, fp64 [H_kv, D] each; all else is as it was."""
         buffer, scale_buffer = self.buffer.cpu(), self.scale_buffer.cpu()
-        cache, scale = buffer[2:-2, :, :page, : self.cache.shape[3]], scale_buffer[2:-2, :, :page]
-        for slot, want in self.expected.items():
+        cache, scale, page = buffer[self.inner], scale_buffer[self.inner[:3]], self.inner[2].stop
+        for slot, want in expected.items():
             data, row_scale = cache[slot // page, :, slot % page], scale[slot // page, :, slot % page]
             if self.kv_format == "none":
                 assert_rounded_once(data, want, fp32_error, f"{what} at slot {slot}")
             else:
                 self._check_quantised(data, row_scale, want, f"{what} at slot {slot}")
-            # Put back what was there; then nothing may differ from the start.
-            data.fill_(math.nan if self.kv_format == "none" else 0x5A)
+            # Put back what was there.
+            data.fill_(self.poison)
             row_scale.fill_(math.nan)
-        assert _same(buffer, self.untouched[0]), f"{what}: written outside its slots"
-        assert _same(scale_buffer, self.untouched[1]), f"{what}: scale written outside its slots"
+        assert (buffer.isnan() if self.kv_format == "none" else buffer == self.poison).all(), (
+            f"{what}: written elsewhere"
+        )
+        assert scale_buffer.isnan().all(), f"{what}: scale written elsewhere"
 
     def _check_quantised(self, data: Tensor, row_scale: Tensor, want: Tensor, what: str) -> None:
         """absmax is the scale's q_max-fold, and every element is the nearest the format has."""
@@ -111,18 +93,11 @@ class GuardedCache:
         torch.testing.assert_close(row_scale, expected_scale, rtol=2e-6, atol=1e-32, msg=lambda m: f"{what} scale: {m}")
         codes = data.view(torch.float8_e4m3fn) if self.kv_format == "fp8_e4m3" else data
         got, step = codes.double() * row_scale[:, None].double(), row_scale[:, None].double()
-        if self.kv_format == "int8":
-            allowed = 0.5 * step  # half a step
-        else:
-            allowed = torch.maximum(
-                2.0**-4 * want.abs(), 2.0**-10 * step
-            )  # 4 significant bits; subnormals: half a step
+        allowed = 0.5 * step
+        if self.kv_format == "fp8_e4m3":  # 4 significant bits; subnormals: half a step
+            allowed = torch.maximum(2.0**-4 * want.abs(), 2.0**-10 * step)
         bad = ~((got - want).abs() <= allowed * (1 + 1e-4) + 1e-29)
         assert not bad.any(), f"{what}: {int(bad.sum())} of {bad.numel()} elements are not the nearest code"
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.nan_to_num(nan=12345.0), b.nan_to_num(nan=12345.0))
 
 
 def new_kv(

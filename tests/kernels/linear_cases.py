@@ -4,9 +4,11 @@ Kernels multiply exact codes and sum in fp32; the result alone is rounded. So th
 of the sum of magnitudes |w| |x|, and one of the result, for any dtype.
 """
 
+import itertools
 import math
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,7 +45,7 @@ class LinearPoint:
     dtype: torch.dtype = torch.float32
     num_splits: int = 1
     has_bias: bool = False
-    tiles: LinearTiles | None = field(default=SMALL_TILES)
+    tiles: LinearTiles | None = SMALL_TILES
 
     def __str__(self) -> str:
         weight = f"g{self.group}" + ("m" if self.has_minima else "") if self.group else "int8"
@@ -56,26 +58,21 @@ class LinearPoint:
 def sample_points(count: int, seed: int = 0) -> list[LinearPoint]:
     """Ragged layers, each way of storing weights in turn; most dimensions leave a rest of a tile."""
     rng = random.Random(seed)
-    points = []
-    for i in range(count):
-        group, has_minima = [(32, True), (64, False), (128, True), (0, False), (32, False), (64, True), (128, False)][
-            i % 7
-        ]
-        num_inputs = (group or 1) * rng.randint(1, 900 // (group or 1))
-        points.append(
-            LinearPoint(
-                rng.choice((1, 2, 7, 8, 9, 16, 33, 70)),
-                rng.choice((1, 3, 31, 32, 65, 100)),
-                num_inputs,
-                group,
-                has_minima,
-                DTYPES[rng.randrange(len(DTYPES))],
-                rng.choice((1, 1, 2, 3, 5)),
-                rng.random() < 0.5,
-                rng.choice((None, SMALL_TILES)),
-            )
+    weights = [(32, True), (64, False), (128, True), (0, False), (32, False), (64, True), (128, False)]
+    return [
+        LinearPoint(
+            num_tokens=rng.choice((1, 2, 7, 8, 9, 16, 33, 70)),
+            num_outputs=rng.choice((1, 3, 31, 32, 65, 100)),
+            num_inputs=(group or 1) * rng.randint(1, 900 // (group or 1)),
+            group=group,
+            has_minima=has_minima,
+            dtype=rng.choice(DTYPES),
+            num_splits=rng.choice((1, 1, 2, 3, 5)),
+            has_bias=rng.random() < 0.5,
+            tiles=rng.choice((None, SMALL_TILES)),
         )
-    return points
+        for group, has_minima in itertools.islice(itertools.cycle(weights), count)
+    ]
 
 
 def between_poison(rows: Tensor, poison: float) -> Tensor:
@@ -84,13 +81,13 @@ def between_poison(rows: Tensor, poison: float) -> Tensor:
     return torch.cat([guard, rows, guard])[GUARD:-GUARD]
 
 
-def activations(num_tokens: int, num_inputs: int, dtype: torch.dtype, device: str) -> Tensor:
+def activations(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
     """[T, I] with a few outliers, rows wider apart than they are long, NaN between and around them."""
     x = torch.randn(num_tokens, num_inputs, generator=generator(1))
     x[:, :: max(1, num_inputs // 3)] *= 30
     buffer = torch.full((num_tokens + 2 * GUARD, num_inputs + 16), math.nan)
     buffer[GUARD:-GUARD, :num_inputs] = x
-    return buffer.to(device, dtype)[GUARD:-GUARD, :num_inputs]
+    return buffer.to(HERE, dtype)[GUARD:-GUARD, :num_inputs]
 
 
 def make_codes(num_outputs: int, num_inputs: int, lowest: int, highest: int) -> Tensor:
@@ -100,36 +97,69 @@ def make_codes(num_outputs: int, num_inputs: int, lowest: int, highest: int) -> 
     return codes
 
 
-def check_linear(module, point: LinearPoint, device: str = HERE) -> None:
-    """`quantized_linear` of `module` on one layer, against the oracle."""
-    p = point
-    rng = generator(3)
-    x = activations(p.num_tokens, p.num_inputs, p.dtype, device)
-    bias = torch.randn(p.num_outputs, generator=rng).to(device, p.dtype) if p.has_bias else None
+def check_linear(module, point: LinearPoint) -> None:
+    """`quantized_linear` of `module` and its reference on one layer, against the oracle."""
+    p, rng = point, generator(3)
+    x = activations(p.num_tokens, p.num_inputs, p.dtype)
     num_groups = p.num_inputs // p.group if p.group else 1
     # Of different sizes, so that one group's scale is no other's.
     scales = 0.01 + torch.rand(num_groups, p.num_outputs, generator=rng) ** 2
     minima = -8 * torch.rand(num_groups, p.num_outputs, generator=rng) * scales if p.has_minima else None
-    if p.group:
-        codes = make_codes(p.num_outputs, p.num_inputs, *((0, 15) if p.has_minima else (-8, 7)))
-        args = [between_poison(pack_codes(codes, 4), 0x7531), between_poison(scales, math.nan)]
-        args += [between_poison(minima, math.nan)] if p.has_minima else []
-    else:
-        codes = make_codes(p.num_outputs, p.num_inputs, -128, 127)
-        args = [between_poison(pack_codes(codes, 8), 0x7531), between_poison(scales[0], math.nan)]
-    guarded = torch.full((p.num_tokens + 2 * GUARD, p.num_outputs), 7.0, dtype=p.dtype, device=device)
-    with poisoned_memory(), kept_workspace(module, guard=GUARD * (p.num_outputs + GUARD)):
-        got = module.quantized_linear(
-            x, *(tensor.to(device) for tensor in args), bias=bias, num_splits=p.num_splits, tiles=p.tiles,
-            out=guarded[GUARD:-GUARD],
-        )  # fmt: skip
-    columns = p.group or p.num_inputs
-    w = codes.double() * scales.double().T.repeat_interleave(columns, dim=1)
+    limits = (-128, 127) if not p.group else (0, 15) if p.has_minima else (-8, 7)
+    codes = make_codes(p.num_outputs, p.num_inputs, *limits)
+    args = [between_poison(pack_codes(codes, 4 if p.group else 8), 0x7531)]
+    args += [between_poison(each, math.nan) for each in (scales if p.group else scales[0], minima) if each is not None]
+
+    def of_columns(groups: Tensor) -> Tensor:
+        return groups.double().T.repeat_interleave(p.group or p.num_inputs, dim=1)
+
+    w = codes.double() * of_columns(scales)
     magnitude = w.abs()
     if minima is not None:
-        minimum = minima.double().T.repeat_interleave(columns, dim=1)
-        w, magnitude = w + minimum, magnitude + minimum.abs()
-    assert_linear(got, x, w, magnitude, bias, guarded, FP32_SUM_ERROR)
+        w, magnitude = w + of_columns(minima), magnitude + of_columns(minima).abs()
+    _check_product(module, "quantized_linear", [x, *args], x, w, magnitude, p, FP32_SUM_ERROR)
+
+
+def check_fp8_linear(module, point: LinearPoint) -> None:
+    """fp8_linear of `module` and its reference on codes of all sizes, against the oracle; the point's group is unused."""
+    p, rng = point, generator(4)
+
+    def codes_of(num_rows: int) -> Tensor:
+        bits = torch.randint(0, 255, (num_rows, p.num_inputs), generator=rng)
+        bits[bits == 0x7F] = 0x7E  # no NaN; 255 is not drawn
+        return between_poison(bits.to(torch.uint8), 0x7E).view(E4M3)
+
+    x, weight = codes_of(p.num_tokens), codes_of(p.num_outputs)
+    x_scales, scales = (
+        between_poison(0.01 + torch.rand(n, generator=rng) ** 2, math.nan) for n in (p.num_tokens, p.num_outputs)
+    )
+    x_scales *= 1e-4  # results of some thousands, which fp16 holds
+    w = weight.double() * scales.double()[:, None]
+    args, x = (x, x_scales, weight, scales), x.double() * x_scales.double()[:, None]
+    _check_product(module, "fp8_linear", args, x, w, w.abs(), p, FP8_SUM_ERROR, dtype=p.dtype)
+
+
+def _check_product(
+    module,
+    name: str,
+    args: Iterable[Tensor],
+    x: Tensor,
+    w: Tensor,
+    magnitude: Tensor,
+    point: LinearPoint,
+    error: float,
+    **options: object,
+) -> None:
+    """A kernel and its reference on the arguments, against x [T, I] times w [O, I], of terms of such a magnitude."""
+    p, args = point, [tensor.to(HERE) for tensor in args]
+    bias = torch.randn(p.num_outputs, generator=generator(5)).to(HERE, p.dtype) if p.has_bias else None
+    guarded = torch.full((p.num_tokens + 2 * GUARD, p.num_outputs), 7.0, dtype=p.dtype, device=HERE)
+    with poisoned_memory(), kept_workspace(module, guard=GUARD * (p.num_outputs + GUARD)):
+        where = {"num_splits": p.num_splits, "tiles": p.tiles, "out": guarded[GUARD:-GUARD]}
+        got = getattr(module, name)(*args, bias=bias, **where, **options)
+    assert_linear(got, x, w, magnitude, bias, guarded, error)
+    want = getattr(module, f"{name}_reference")(*args, bias=bias, **options)
+    assert_linear(want, x, w, magnitude, bias, guarded, FP32_SUM_ERROR)
 
 
 def assert_linear(
@@ -141,39 +171,3 @@ def assert_linear(
     assert_rounded_once(got, want, allowed, "y")
     for rows in (guarded[:GUARD], guarded[-GUARD:]):
         assert (rows == 7).all(), "wrote outside of the result"
-
-
-def check_fp8_linear(
-    module,
-    num_tokens: int,
-    num_outputs: int,
-    num_inputs: int,
-    dtype: torch.dtype = torch.float32,
-    num_splits: int = 1,
-    has_bias: bool = False,
-    tiles: LinearTiles | None = SMALL_TILES,
-    device: str = HERE,
-) -> None:
-    """fp8_linear of `module` on codes of all sizes, against the oracle."""
-    rng = generator(4)
-
-    def codes_of(num_rows: int) -> Tensor:
-        bits = torch.randint(0, 255, (num_rows, num_inputs), generator=rng)
-        bits[bits == 0x7F] = 0x7E  # no NaN; 255 is not drawn
-        return between_poison(bits.to(torch.uint8), 0x7E).view(E4M3)
-
-    x, weight = codes_of(num_tokens), codes_of(num_outputs)
-    x_scales, scales = (
-        between_poison(0.01 + torch.rand(n, generator=rng) ** 2, math.nan) for n in (num_tokens, num_outputs)
-    )
-    bias = torch.randn(num_outputs, generator=rng).to(device, dtype) if has_bias else None
-    guarded = torch.full((num_tokens + 2 * GUARD, num_outputs), 7.0, dtype=dtype, device=device)
-    # Results of some thousands, which fp16 holds.
-    x_scales *= 1e-4
-    with poisoned_memory(), kept_workspace(module, guard=GUARD * (num_outputs + GUARD)):
-        got = module.fp8_linear(
-            *(tensor.to(device) for tensor in (x, x_scales, weight, scales)), dtype=dtype, bias=bias,
-            num_splits=num_splits, tiles=tiles, out=guarded[GUARD:-GUARD],
-        )  # fmt: skip
-    w = weight.double() * scales.double()[:, None]
-    assert_linear(got, x.double() * x_scales.double()[:, None], w, w.abs(), bias, guarded, FP8_SUM_ERROR)

@@ -10,12 +10,13 @@ import pytest
 from ptx_emulator import EmulationError, emulated
 from tests.mutation import KillTable, Mutant
 
+KERNELS = "twophase_kernels"
 Check = Callable[[ModuleType], None]
-# By the module, the check, and (if it is another) the module that is checked: (name, old text, new text).
-Table = dict[tuple[Any, ...], list[tuple[str, str, str]]]
+# By the module and (if it is another) the module that is checked: (name, old text, new text, check).
+Table = dict[tuple[str, ...], list[tuple[str, str, str, Check]]]
 
 
-def mutants_of(*tables: Table, package: str = "twophase_kernels") -> list[Any]:
+def mutants_of(table: Table, package: str = KERNELS) -> list[Any]:
     """(check, mutant), as parameters of a test."""
     return [
         pytest.param(
@@ -23,10 +24,20 @@ def mutants_of(*tables: Table, package: str = "twophase_kernels") -> list[Any]:
             Mutant(name, f"{package}.{module}", old, new, *(f"{package}.{each}" for each in through)),
             id=f"{module}: {name}",
         )
-        for table in tables
-        for (module, check, *through), rows in table.items()
-        for name, old, new in rows
+        for (module, *through), rows in table.items()
+        for name, old, new, check in rows
     ]
+
+
+def noticing(table: Table, package: str = KERNELS) -> Callable[..., None]:
+    """A test that each mutant of the table is noticed."""
+
+    @pytest.mark.mutants
+    @pytest.mark.parametrize(("check", "mutant"), mutants_of(table, package))
+    def test(check: Check, mutant: Mutant) -> None:
+        KillTable.record(mutant, check)
+
+    return test
 
 
 def record_there(compiling: Any, noticed: Callable[..., str | None], mutant: Mutant, *args: Any) -> None:

@@ -27,17 +27,12 @@ NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 
 @dataclass(frozen=True)
 class AotConfig:
-    """One way a wrapper is called in production.
+    """One way a wrapper is called in production, on `device='meta'` tensors of its shapes, dtypes and strides."""
 
-    Attributes:
-        name: Tells it from the kernel's other configurations, e.g. 'bf16 32/8/128 page 64'.
-        launch: Calls the public wrapper on `device='meta'` tensors of production shapes, dtypes and strides.
-        streaming_kernels: Names of the `@triton.jit` functions it launches that loop over tiles of keys or weights:
-            they must use matrix instructions, asynchronous copies (where the target has them) and at least two buffers.
-    """
-
-    name: str
+    name: str  # tells it from the kernel's other configurations, e.g. 'bf16 32/8/128 page 64'
     launch: Callable[[], object]
+    # The `@triton.jit` functions that loop over tiles of keys or weights: they must use matrix instructions, asynchronous
+    # copies (where the target has them) and at least two buffers.
     streaming_kernels: tuple[str, ...] = ()
 
 
@@ -47,19 +42,18 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 
 def production_configs() -> dict[str, tuple[AotConfig, ...]]:
     """Every kernel's configurations, by the name of its file."""
-    found = {
-        "rope_kv_write": _rope_kv_write(),
-        "rmsnorm_residual": _rmsnorm_residual(),
-        "silu_mul": _silu_mul(),
-        "sampling": _sampling(),
-        "paged_decode": _paged_decode(),
-        "paged_prefill": _paged_prefill(),
-        "merge_splits": _merge_splits(),
-        "quantized_linear": _quantized_linear(),
-        "fp8_linear": _fp8_linear(),
-        "linear_splits": _sum_splits(),
+    return {
+        "rope_kv_write": tuple(_rope_kv_write()),
+        "rmsnorm_residual": tuple(_rmsnorm_residual()),
+        "silu_mul": tuple(_silu_mul()),
+        "sampling": tuple(_sampling()),
+        "paged_decode": tuple(_paged_decode()),
+        "paged_prefill": tuple(_paged_prefill()),
+        "merge_splits": tuple(_merge_splits()),
+        "quantized_linear": tuple(_quantized_linear()),
+        "fp8_linear": tuple(_fp8_linear()),
+        "linear_splits": tuple(_sum_splits()),
     }
-    return {module: tuple(configs) for module, configs in found.items()}
 
 
 # -- attention --------------------------------------------------------------------------------------------------------
@@ -118,6 +112,7 @@ LAYERS = (
     MetaLayer(FP16, 9, 3, 64, page=64, kv_format="int8"),
     MetaLayer(FP16, 9, 3, 64, page=64, kv_format="fp8_e4m3"),
 )
+LARGEST = MetaLayer(FP32, 16, 1, 256, page=64)
 WINDOW = {"window": 4096, "num_sinks": 4}
 WINDOW_NAME = ", window 4096 sinks 4"
 
@@ -136,6 +131,7 @@ def _paged_decode() -> Iterator[AotConfig]:
         return AotConfig(name, launch, streaming_kernels=("paged_decode_kernel",))
 
     yield from (config(layer, num_splits) for num_splits in (1, None) for layer in LAYERS)
+    yield config(LARGEST, 1)
     yield config(LAYERS[0], **WINDOW)
     yield config(LAYERS[0], 8)
     yield config(LAYERS[0], 8, **WINDOW)
@@ -157,7 +153,7 @@ def _paged_prefill() -> Iterator[AotConfig]:
         name = f"{layer}, chunks of {max_query_len}{WINDOW_NAME if window else ''}"
         return AotConfig(name, launch, streaming_kernels=("paged_prefill_kernel",))
 
-    yield from map(config, LAYERS)
+    yield from map(config, (*LAYERS, LARGEST))
     yield config(LAYERS[0], 4)
     yield config(LAYERS[0], 16)
     yield config(LAYERS[0], **WINDOW)
@@ -187,22 +183,16 @@ def _rope_kv_write() -> Iterator[AotConfig]:
         rope_kv_write(*layer.qkv(num_tokens), angles, angles, index, index, *caches, *scales)
 
     formats: tuple[KVFormat, ...] = ("none", "int8", "fp8_e4m3")
-    layers = [MetaLayer(BF16, 32, 8, 128, 64, kv_format) for kv_format in formats]
-    for layer in (*layers, MetaLayer(FP16, 9, 3, 64, 64)):
-        shape = f"{layer.num_heads}/{layer.num_kv_heads}/{layer.head_dim}"
-        yield AotConfig(f"{NAMES[layer.dtype]} {shape} page 64 kv {layer.kv_format}", partial(launch, layer))
+    for layer in (*(MetaLayer(BF16, 32, 8, 128, 64, each) for each in formats), MetaLayer(FP16, 9, 3, 64, 64)):
+        yield AotConfig(str(layer), partial(launch, layer))
 
 
 def _rmsnorm_residual() -> Iterator[AotConfig]:
     """Hidden sizes of SmolLM2, Llama-3-8B and Llama-3-70B; heads of 128 as Qwen3 normalises them."""
-
-    def launch(width: int, dtype: torch.dtype, has_residual: bool) -> None:
-        x = meta(8192, width, dtype=dtype)
-        rmsnorm_residual(x, x if has_residual else None, meta(width, dtype=dtype), 1e-5)
-
     for width, dtype, has_residual in ((576, FP16, True), (4096, BF16, True), (8192, BF16, True), (128, BF16, False)):
-        name = f"{NAMES[dtype]} {width} {'with' if has_residual else 'without'} residual"
-        yield AotConfig(name, partial(launch, width, dtype, has_residual))
+        x, weight = meta(8192, width, dtype=dtype), meta(width, dtype=dtype)
+        launch = partial(rmsnorm_residual, x, x if has_residual else None, weight, 1e-5)
+        yield AotConfig(f"{NAMES[dtype]} {width} {'with' if has_residual else 'without'} residual", launch)
 
 
 def _sampling() -> Iterator[AotConfig]:
@@ -222,9 +212,9 @@ def _silu_mul() -> Iterator[AotConfig]:
 
 @dataclass(frozen=True)
 class MetaLinear:
-    """A linear layer as it occurs in production.
+    """A linear layer as it occurs in production: Llama-3-8B's output projection, unless stated otherwise.
 
-    Llama-3-8B's output projection unless stated otherwise; 576 inputs are SmolLM2's, and fill no whole number of steps.
+    576 inputs are SmolLM2's, and fill no whole number of steps.
     """
 
     dtype: torch.dtype
@@ -235,18 +225,14 @@ class MetaLinear:
     num_outputs: int = 4096
 
     def __str__(self) -> str:
-        splits = f", {self.num_splits} splits" if self.num_splits > 1 else ""
-        bias = ", bias" if self.has_bias else ""
-        return f"{self.num_outputs} x {self.num_inputs}, T={self.num_tokens}{splits}{bias}"
+        shape = f"{self.num_outputs} x {self.num_inputs}, T={self.num_tokens}"
+        return shape + (f", {self.num_splits} splits" if self.num_splits > 1 else "") + ", bias" * self.has_bias
 
     def x(self) -> Tensor:
         return meta(self.num_tokens, self.num_inputs, dtype=self.dtype)
 
     def packed(self, bits: int) -> Tensor:
         return meta(num_runs(self.num_inputs, bits), self.num_outputs, WORDS_PER_RUN, dtype=torch.int16)
-
-    def scales(self, *shape: int) -> Tensor:
-        return meta(*shape, dtype=FP32)
 
     def options(self) -> dict[str, object]:
         bias = meta(self.num_outputs, dtype=self.dtype) if self.has_bias else None
@@ -255,52 +241,38 @@ class MetaLinear:
 
 def _quantized_linear() -> Iterator[AotConfig]:
     """Each of a binary of its own on every target, though not every target has a tile of its own for each T."""
-    kernels = ("quantized_linear_kernel",)
 
-    def int4(layer: MetaLinear, group: int, has_minima: bool) -> Tensor:
-        scales = layer.scales(layer.num_inputs // group, layer.num_outputs)
-        return quantized_linear(layer.x(), layer.packed(4), scales, scales if has_minima else None, **layer.options())
-
-    def int8(layer: MetaLinear) -> Tensor:
-        return quantized_linear(layer.x(), layer.packed(8), layer.scales(layer.num_outputs), **layer.options())
+    def launch(layer: MetaLinear, group: int, has_minima: bool) -> Tensor:
+        scales = meta(*([layer.num_inputs // group] if group else []), layer.num_outputs, dtype=FP32)
+        minima = scales if has_minima else None
+        return quantized_linear(layer.x(), layer.packed(4 if group else 8), scales, minima, **layer.options())
 
     for layer, group, has_minima in (
         (MetaLinear(BF16, 1), 32, True),
-        (MetaLinear(BF16, 16, has_bias=True), 32, True),
-        (MetaLinear(BF16, 32, num_splits=8), 32, True),
+        (MetaLinear(BF16, 32, num_splits=8, has_bias=True), 32, True),
         (MetaLinear(BF16, 64, num_inputs=576), 32, True),
-        (MetaLinear(BF16, 1, has_bias=True, num_inputs=576), 32, True),
         (MetaLinear(BF16, 1), 32, False),
-        (MetaLinear(BF16, 64, has_bias=True), 32, False),
-        (MetaLinear(BF16, 1), 64, True),
         (MetaLinear(BF16, 64), 64, False),
-        (MetaLinear(BF16, 64), 128, True),
         (MetaLinear(BF16, 1), 128, False),
-        (MetaLinear(FP16, 1), 32, True),
         (MetaLinear(FP16, 16), 64, True),
         (MetaLinear(FP16, 64), 128, False),
         (MetaLinear(FP32, 1), 32, True),
-        (MetaLinear(FP32, 64), 128, False),
+        (MetaLinear(BF16, 1), 0, False),
+        (MetaLinear(BF16, 16, has_bias=True), 0, False),
+        (MetaLinear(BF16, 32, num_splits=4), 0, False),
+        (MetaLinear(BF16, 64, num_inputs=576), 0, False),
+        (MetaLinear(FP16, 1), 0, False),
+        (MetaLinear(FP32, 64, has_bias=True), 0, False),
     ):
-        name = f"{NAMES[layer.dtype]} int4 g{group}{' minima' if has_minima else ''}, {layer}"
-        yield AotConfig(name, partial(int4, layer, group, has_minima), kernels)
-    for layer in (
-        MetaLinear(BF16, 1),
-        MetaLinear(BF16, 16, has_bias=True),
-        MetaLinear(BF16, 32, num_splits=4),
-        MetaLinear(BF16, 64, num_inputs=576),
-        MetaLinear(FP16, 1),
-        MetaLinear(FP16, 64, has_bias=True),
-        MetaLinear(FP32, 1),
-        MetaLinear(FP32, 64, has_bias=True),
-    ):
-        yield AotConfig(f"{NAMES[layer.dtype]} int8, {layer}", partial(int8, layer), kernels)
+        weight = f"int4 g{group}{' minima' if has_minima else ''}" if group else "int8"
+        name = f"{NAMES[layer.dtype]} {weight}, {layer}"
+        yield AotConfig(name, partial(launch, layer, group, has_minima), ("quantized_linear_kernel",))
 
 
 def _fp8_linear() -> Iterator[AotConfig]:
     def launch(layer: MetaLinear) -> Tensor:
         x, weight = (meta(n, layer.num_inputs, dtype=E4M3) for n in (layer.num_tokens, layer.num_outputs))
-        x_scales, scales = layer.scales(layer.num_tokens), layer.scales(layer.num_outputs)
+        x_scales, scales = (meta(n, dtype=FP32) for n in (layer.num_tokens, layer.num_outputs))
         return fp8_linear(x, x_scales, weight, scales, dtype=layer.dtype, **layer.options())
 
     for layer in (
@@ -316,9 +288,6 @@ def _fp8_linear() -> Iterator[AotConfig]:
 
 
 def _sum_splits() -> Iterator[AotConfig]:
-    def launch(dtype: torch.dtype, num_splits: int, has_bias: bool) -> Tensor:
-        out = meta(16, 4096, dtype=dtype)
-        return sum_splits(meta(num_splits, 16, 4096, dtype=FP32), out[0] if has_bias else None, out)
-
-    yield AotConfig("bf16 16 splits, bias", partial(launch, BF16, 16, True))
-    yield AotConfig("fp16 16 splits", partial(launch, FP16, 16, False))
+    for dtype, bias in ((BF16, meta(4096)), (FP16, None)):
+        launch = partial(sum_splits, meta(16, 16, 4096, dtype=FP32), bias, meta(16, 4096, dtype=dtype))
+        yield AotConfig(f"{NAMES[dtype]} 16 splits{', bias' if bias is not None else ''}", launch)

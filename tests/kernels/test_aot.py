@@ -1,14 +1,15 @@
 """What the compiler makes of every production kernel, for GPUs that this machine need not have.
 
-By default three configurations are compiled for one target; `--full` compiles all for sm_90, a third for sm_86 and a
-sample (`SAMPLE`: 13) for the others (`python -m tests.kernels.aot --target sm_100` compiles everything for
-another). Compiling takes processes of their own: caches must be empty.
+`--full` compiles all configurations for sm_90, a third for sm_86 and a sample for the others (`python -m
+tests.kernels.aot --target sm_100` compiles everything for another), in processes of their own: caches must be empty.
 """
 
 import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
+from functools import partial
 
 import pytest
 import torch
@@ -33,36 +34,35 @@ from twophase_kernels.silu_mul import silu_mul
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
-# One 16-bit and one fp8 configuration of each attention kernel, one of each way to store weights, one of the others.
-SAMPLE = {
-    "paged_decode": (
-        "bf16 32/8/128 page 16, 8 splits",
-        "bf16 kv fp8_e4m3 32/8/128 page 16, split by length",
-        "bf16 32/8/128 page 16, 8 splits, 5 tokens",
-    ),
-    "paged_prefill": ("bf16 32/8/128 page 16, chunks of 2048", "bf16 kv fp8_e4m3 32/8/128 page 16, chunks of 2048"),
-    "rope_kv_write": ("bf16 32/8/128 page 64 kv int8",),
-    "rmsnorm_residual": ("bf16 4096 with residual",),
-    "silu_mul": ("bf16 14336",),
-    "sampling": ("128256",),
-    "quantized_linear": ("bf16 int4 g32 minima, 4096 x 4096, T=1", "bf16 int8, 4096 x 4096, T=16, bias"),
-    "fp8_linear": ("bf16 fp8, 4096 x 4096, T=32, 2 splits", "bf16 tokens of 4096"),
-}
-SAMPLE_PATTERN = "|".join(f"^{module}: {name}$" for module, names in SAMPLE.items() for name in names)
+# Of attention one 16-bit and one fp8 configuration, and the largest heads; a way of storing weights; one of the others.
+SAMPLE = (
+    "paged_decode: bf16 32/8/128 page 16, 8 splits",
+    "paged_decode: bf16 kv fp8_e4m3 32/8/128 page 16, split by length",
+    "paged_decode: bf16 32/8/128 page 16, 8 splits, 5 tokens",
+    "paged_prefill: bf16 32/8/128 page 16, chunks of 2048",
+    "paged_prefill: bf16 kv fp8_e4m3 32/8/128 page 16, chunks of 2048",
+    "paged_prefill: bf16 16/1/256 page 64, chunks of 2048",
+    "rope_kv_write: bf16 kv int8 32/8/128 page 64",
+    "rmsnorm_residual: bf16 4096 with residual",
+    "silu_mul: bf16 14336",
+    "sampling: 128256",
+    "quantized_linear: bf16 int4 g32 minima, 4096 x 4096, T=1",
+    "quantized_linear: bf16 int8, 4096 x 4096, T=16, bias",
+    "fp8_linear: bf16 fp8, 4096 x 4096, T=32, 2 splits",
+    "fp8_linear: bf16 tokens of 4096",
+)
 ATTENTION = {"paged_decode_kernel", "paged_prefill_kernel"}
 ELEMENTWISE = {
     "rope_kv_write_kernel", "rmsnorm_residual_kernel", "silu_mul_kernel", "quantise_tokens_kernel", "draw_kernel"
 }  # fmt: skip
 LINEAR = {"quantized_linear_kernel", "fp8_linear_kernel"}
 AFTER_SPLITS = {"merge_splits_kernel", "sum_splits_kernel"}
-MATRIX = {
-    "sm_80": {"mma.sync"},
-    "sm_86": {"mma.sync"},
-    "sm_89": {"mma.sync"},
-    "sm_90": {"mma.sync", "wgmma"},
-    "sm_100": {"mma.sync", "tcgen05"},
-    "gfx942": {"v_mfma"},
-}
+# The largest matrix instruction, which 64 rows or more reach.
+LARGEST = {"sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "v_mfma"}
+
+
+def pattern_of(names: Iterable[str]) -> str:
+    return "|".join(f"^{re.escape(name)}$" for name in names)
 
 
 @pytest.fixture(scope="module")
@@ -77,62 +77,56 @@ def check_reports(reports: list[CompiledReport], target: str) -> None:
     assert kernels == ATTENTION | ELEMENTWISE | LINEAR | AFTER_SPLITS, "a kernel was not compiled, or is new here"
     problems = [f"{r.kernel}, {r.config}: {problem}" for r in reports for problem in r.problems()]
     assert not problems, f"{target}:\n" + "\n".join(problems)
-    for report in reports:
-        assert report.target == target
-        assert report.is_streaming == (report.kernel in ATTENTION | LINEAR)
-        assert set(report.matrix_instructions) <= MATRIX[target]
-        assert report.registers <= (512 if target == "gfx942" else 255)
-        assert report.shared_bytes <= TARGETS[target].shared_bytes
     # Masks, scales and indices may be narrow; K, V and activations must be loaded 16 bytes at a time. (On gfx942 a row's
     # 64 lanes hold 8 bytes each where 32 hold 16.)
     if target != "gfx942":
         assert all(report.vector_loads for report in reports)
-    # Two codes at a time: 128 keys of a quantised cache for at most 900 instructions of a warp. Before it were 1,470.
+        check_linears([r for r in reports if r.kernel in LINEAR and r.dot_dtype != "f32"], target)
     if target == "sm_90":
-        loops = [
-            r.loop_instructions
-            for r in reports
-            if "paged_decode" in r.kernel and " kv " in r.config and "tokens" not in r.config
-        ]
-        assert loops
-        assert max(loops) <= 900
-        # Tiles of 128 x 128: with 64 keys it was 6.5 instructions of a warp per key, and 6.1 with pages of 64.
-        long_chunks = {r.config: r for r in reports if "32/8/128" in r.config and "of 2048" in r.config}
-        for config, most in (("bf16 32/8/128 page 16", 5.3), ("fp16 32/8/128 page 64", 4.8)):
-            report = long_chunks.get(f"{config}, chunks of 2048")
-            assert report is None or report.instructions_per_key <= most
-        assert any(report.block_n == 128 for report in long_chunks.values())
-    check_linears([r for r in reports if r.kernel in LINEAR], target)
-    # 64 rows or more reach Hopper's and Blackwell's larger instructions; prefill in 16 bits has them.
+        check_loops(reports)
     prefill = [r for r in reports if r.kernel == "paged_prefill_kernel" and "of 2048" in r.config]
-    largest = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(target, min(MATRIX[target]))
+    largest = LARGEST.get(target, "mma.sync")
     assert all(largest in r.matrix_instructions for r in prefill if r.dot_dtype != "f32")
 
 
 def check_linears(reports: list[CompiledReport], target: str) -> None:
-    """Weights are read 16 bytes at a time, multiplied by the largest instruction, and unpacked in few instructions."""
-    on_nvidia = [report for report in reports if target != "gfx942" and report.dot_dtype != "f32"]
-    for report in on_nvidia:
+    """Weights are read 16 bytes at a time, and multiplied by the largest instruction."""
+    for report in reports:
         num_tokens, num_bytes = int(report.config.split("T=")[1].split(",")[0]), 128 * 128
         if " int4" in report.config:
             num_bytes //= 2
         if num_tokens == 1:  # a tile of x is too small for such loads, so these are the weights'
             assert report.vector_loads * 16 * 32 * report.num_warps == report.num_stages * num_bytes, report.config
         else:
-            largest = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(target, "mma.sync")
-            assert report.matrix_instructions == (largest,), report.config
-    # Of a warp, per column of 128 outputs (32 to a warp) and one token. Minima cost a second product per group.
-    most = {"bf16 int4 g32 minima": 3.2, "bf16 int4 g128": 2.2, "fp16 int8": 2.0, "bf16 int8": 3.5, "bf16 fp8": 1.4}
-    for report in on_nvidia if target == "sm_90" else []:
-        weights, shape = report.config.split(", ", 1)
-        if shape == "4096 x 4096, T=1" and weights in most:
-            assert report.instructions_per_key <= most[weights], report.config
+            assert report.matrix_instructions == (LARGEST.get(target, "mma.sync"),), report.config
+
+
+# By the kernel and a beginning of the configuration: the most instructions of a warp, of Hopper, per key; or per column
+# of 128 outputs and one token, where minima cost a second product per group. With one code at a time and tiles of 64 keys
+# decode of quantised caches took 11.5, prefill 6.5 and 6.1.
+MOST_INSTRUCTIONS = {
+    ("paged_decode_kernel", "bf16 kv int8 32/8/128 page 16, 1 splits"): 7.1,
+    ("paged_decode_kernel", "bf16 kv fp8_e4m3 32/8/128 page 16, 1 splits"): 7.1,
+    ("paged_prefill_kernel", "bf16 32/8/128 page 16, chunks of 2048"): 5.3,
+    ("paged_prefill_kernel", "fp16 32/8/128 page 64, chunks of 2048"): 4.8,
+    ("quantized_linear_kernel", "bf16 int4 g32 minima, 4096 x 4096, T=1"): 3.2,
+    ("quantized_linear_kernel", "bf16 int4 g128, 4096 x 4096, T=1"): 2.2,
+    ("quantized_linear_kernel", "fp16 int8, 4096 x 4096, T=1"): 2.0,
+    ("quantized_linear_kernel", "bf16 int8, 4096 x 4096, T=1"): 3.5,
+    ("fp8_linear_kernel", "bf16 fp8, 4096 x 4096, T=1"): 1.4,
+}
+
+
+def check_loops(reports: list[CompiledReport]) -> None:
+    found = {(r.kernel, r.config): r.instructions_per_key for r in reports}
+    for loop, most in MOST_INSTRUCTIONS.items():
+        assert found[loop] <= most, loop
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("target", [name for name in TARGETS if name not in ("sm_90", "sm_86")])
 def test_sample(target):
-    check_reports(compile_beside([target], SAMPLE_PATTERN), target)
+    check_reports(compile_beside([target], pattern_of(SAMPLE)), target)
 
 
 @pytest.mark.full
@@ -146,76 +140,43 @@ def test_every_configuration():
 
 @pytest.mark.full
 def test_every_third_configuration():
-    """For sm_86, whose code sm_80 and sm_89 have, and the least shared memory."""
-    names = [re.escape(f"{m}: {c.name}") for m, configs in all_production_configs().items() for c in configs[::3]]
-    check_reports(compile_beside(["sm_86"], "|".join([SAMPLE_PATTERN, *(f"^{name}$" for name in names)])), "sm_86")
-
-
-def compiled(target, **launches):
-    """{name: (shared bytes, problems)} of launches on tensors without storage; runs in the process that compiles."""
-    found = {}
-    for name, launch in launches.items():
-        config = AotConfig(name, launch, ("paged_prefill_kernel", "paged_decode_kernel", "quantized_linear_kernel"))
-        for report in compile_configs(target, [config]):
-            found[name] = (report.shared_bytes, report.problems())
-    return found
-
-
-def prefill(dtype, heads, head_dim, chunk, tiles=None):
-    args, _ = MetaLayer(dtype, *heads, head_dim, page=64).inputs(4, 4 * chunk)
-    paged_prefill(*args, meta(5, dtype=torch.int32), max_query_len=chunk, scale=0.1, tiles=tiles)
+    """For sm_86, whose code sm_80 and sm_89 have, and the least shared memory: heads of 256 fit."""
+    names = [f"{module}: {c.name}" for module, configs in all_production_configs().items() for c in configs[::3]]
+    check_reports(compile_beside(["sm_86"], f"{pattern_of([*SAMPLE, *names])}|16/1/256"), "sm_86")
 
 
 def bad_tiles():
-    """A loop that is not pipelined; tiles whose registers spill; fp32 that Triton 3.7 gives to Blackwell's TF32 unit."""
-    layer = MetaLinear(torch.float32, 16)
+    """{what is bad: the problems that are seen}: a loop that is not pipelined; tiles whose registers spill, or that need
+    more shared memory than there is; fp32 that Triton 3.7 gives to Blackwell's TF32 unit."""
+    found, layer = {}, MetaLinear(torch.float32, 16)
 
-    def linear(tiles):
-        scales = meta(32, 4096, dtype=torch.float32)
-        return lambda: quantized_linear(layer.x(), layer.packed(4), scales, num_splits=1, tiles=tiles)
+    def note(what, target, launch, *args, **options):
+        config = AotConfig(what, partial(launch, *args, **options), (*ATTENTION, *LINEAR))
+        (report,) = compile_configs(target, [config])
+        found[what] = report.problems()
 
-    def launch(*tiles):
-        return lambda: prefill(torch.bfloat16, (32, 8), 128, 128, Tiles(*tiles))
+    def prefill(heads, head_dim, chunk, tiles):
+        args, _ = MetaLayer(torch.bfloat16, *heads, head_dim, page=64).inputs(4, 4 * chunk)
+        paged_prefill(*args, meta(5, dtype=torch.int32), max_query_len=chunk, scale=0.1, tiles=Tiles(*tiles))
 
-    hopper = compiled("sm_90", too_large=launch(128, 128, 4, 3), one_stage=launch(128, 64, 8, 1))
-    wide = LinearTiles(64, 16, 128, 4, 3)
-    return hopper | compiled("sm_100", wide_fp32=linear(wide), fp32=linear(None))
+    note("too large", "sm_90", prefill, (32, 8), 128, 128, (128, 128, 4, 3))
+    note("one stage", "sm_90", prefill, (32, 8), 128, 128, (128, 64, 8, 1))
+    weight = layer.x(), layer.packed(4), meta(32, 4096, dtype=torch.float32)
+    for what, tiles in (("wide fp32", LinearTiles(64, 16, 128, 4, 3)), ("fp32", None)):
+        note(what, "sm_100", quantized_linear, *weight, num_splits=1, tiles=tiles)
+    with pytest.raises(triton.runtime.errors.OutOfResources):
+        note("32 keys of 256", "sm_86", prefill, (16, 1), 256, 2048, (64, 32, 8, 3))
+    return found
 
 
 @pytest.mark.full
 def test_bad_tiles_are_noticed(compiling):
-    problems = {name: problems for name, (_, problems) in compiling.call(bad_tiles).items()}
-    assert any(problem.startswith("spills ") for problem in problems["too_large"])
-    assert any(problem.startswith("K/V buffers: 0") for problem in problems["one_stage"])
-    assert "no 16-byte asynchronous copies" in problems["one_stage"]
-    assert problems["wide_fp32"] == ["fp32 products in TF32"]
+    problems = compiling.call(bad_tiles)
+    assert any(problem.startswith("spills ") for problem in problems["too large"])
+    assert any(problem.startswith("K/V buffers: 0") for problem in problems["one stage"])
+    assert "no 16-byte asynchronous copies" in problems["one stage"]
+    assert problems["wide fp32"] == ["fp32 products in TF32"]
     assert problems["fp32"] == []
-
-
-def large_heads():
-    bf16, fp32 = torch.bfloat16, torch.float32
-    decode_args, _ = MetaLayer(fp32, 16, 1, 256, page=64).inputs(4, 4)
-    found = compiled(
-        "sm_86",
-        bf16_prefill=lambda: prefill(bf16, (16, 1), 256, 2048),
-        fp32_prefill=lambda: prefill(fp32, (16, 1), 256, 2048),
-        fp32_decode=lambda: paged_decode(*decode_args, scale=0.1, num_splits=1),
-    )
-    try:
-        compiled("sm_86", keys_32=lambda: prefill(bf16, (16, 1), 256, 2048, Tiles(64, 32, 8, 3)))
-    except triton.runtime.errors.OutOfResources as error:
-        return found, error.required
-
-
-@pytest.mark.full
-def test_large_heads_fit_into_99_kib(compiling):
-    """Heads of 256 on the GPUs with the least shared memory; 32 keys at a time do not fit, and that is noticed."""
-    found, required = compiling.call(large_heads)
-    assert required > TARGETS["sm_86"].shared_bytes
-    assert len(found) == 3
-    for name, (shared_bytes, problems) in found.items():
-        assert shared_bytes <= TARGETS["sm_86"].shared_bytes, name
-        assert not problems, (name, problems)
 
 
 def step(num_seqs, table_width, num_tokens, offset):
@@ -240,9 +201,10 @@ def step(num_seqs, table_width, num_tokens, offset):
     rmsnorm_residual(x, x, meta(4096), 1e-5)
     silu_mul(meta(num_tokens, 8192))
     for num_inputs, num_outputs in ((4096, 6144), (14336, 4096)):  # layers of other sizes, too, share binaries
-        x, scales = meta(num_tokens, num_inputs), meta(num_inputs // 128, num_outputs, dtype=torch.float32)
-        quantized_linear(x, meta(num_inputs // 128, num_outputs, 32, dtype=torch.int16), scales)
-        quantized_linear(x, meta(num_inputs // 64, num_outputs, 32, dtype=torch.int16), scales[0], num_splits=2)
+        layer = MetaLinear(torch.bfloat16, num_tokens, num_inputs=num_inputs, num_outputs=num_outputs)
+        x, scales = layer.x(), meta(num_inputs // 128, num_outputs, dtype=torch.float32)
+        quantized_linear(x, layer.packed(4), scales)
+        quantized_linear(x, layer.packed(8), scales[0], num_splits=2)
         weight = meta(num_outputs, num_inputs, dtype=torch.float8_e4m3fn)
         fp8_linear(*quantise_tokens(x), weight, scales[0], dtype=torch.bfloat16)
 
@@ -252,10 +214,8 @@ def storm_kernel(out_ptr, num_seqs, table_width):
     tl.store(out_ptr, num_seqs * table_width)
 
 
-STEPS = [
-    (1, 16, 1, 0), (1, 16, 17, 0), (2, 16, 64, 1), (15, 48, 100, 2), (16, 48, 128, 0), (17, 256, 33, 3),
-    (64, 16, 999, 5), (256, 112, 4096, 4),
-]  # fmt: skip
+# Batch sizes, table widths, token counts, and offsets of index tensors.
+STEPS = [(1, 16, 1, 0), (1, 16, 17, 0), (2, 16, 64, 1), (16, 48, 128, 0), (17, 256, 33, 3), (256, 112, 4096, 4)]
 
 
 def binaries_of_steps():
@@ -284,49 +244,38 @@ def test_no_recompile_storm(compiling):
     tokens per sequence; the merge has three, for equal numbers of splits, for lengths and for tokens. The linear kernels
     have one for each width of a tile of tokens that occurs here, 8, 32 and 64, and of the one for weights there are two.)
     """
-    count = compiling.call(binaries_of_steps)
-    assert count.pop("storm_kernel") == 3, "the negative control: num_seqs 1, a multiple of 16, anything else"
-    assert count.pop("paged_decode_kernel") == 4
-    assert count.pop("merge_splits_kernel") == 3
-    assert count.pop("quantized_linear_kernel") == 2 * 3
-    assert count.pop("fp8_linear_kernel") == 3
-    assert count.pop("quantise_tokens_kernel") == 2, "rows of 4,096 and of 14,336"
-    assert count.pop("sum_splits_kernel") == 1
-    assert count == dict.fromkeys(ELEMENTWISE - {"quantise_tokens_kernel"} | {"paged_prefill_kernel"}, 1)
+    assert compiling.call(binaries_of_steps) == dict.fromkeys(ELEMENTWISE | ATTENTION | LINEAR | AFTER_SPLITS, 1) | {
+        "storm_kernel": 3,  # the negative control: num_seqs 1, a multiple of 16, anything else
+        "paged_decode_kernel": 4,
+        "merge_splits_kernel": 3,
+        "quantized_linear_kernel": 2 * 3,
+        "fp8_linear_kernel": 3,
+        "quantise_tokens_kernel": 2,  # rows of 4,096 and of 14,336
+    }
 
 
 SASS = """
-        /*0000*/                   MOV R1, c[0x0][0x28] ;                  /* 0x00000a0000017a02 */
-        /*0010*/                   LDGSTS.E.BYPASS.128 [R2], [R4.64] ;     /* 0x0000000004027fae */
-        /*0020*/                   HMMA.16816.F32 R8, R4, R6, R8 ;         /* 0x000000060408723c */
-        /*0030*/                   ISETP.GE.AND P0, PT, R0, R3, PT ;       /* 0x000000030000720c */
-        /*0040*/              @!P0 BRA 0x10 ;                              /* 0xffffffc000008947 */
-        /*0050*/              @!P1 BRA 0x0 ;                               /* 0xffffffa000009947 */
-        /*0060*/                   FADD R1, R1, R2 ;                       /* 0x0000000201017221 */
-        /*0070*/              @!P2 BRA 0x60 ;                              /* 0xfffffff00000a947 */
-        /*0080*/                   EXIT ;                                  /* 0x000000000000794d */
-        /*0090*/                   BRA 0x90 ;                              /* 0xfffffff000007947 */
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+        /*0010*/                   LDGSTS.E.BYPASS.128 [R2], [R4.64] ;
+        /*0020*/                   HMMA.16816.F32 R8, R4, R6, R8 ;
+        /*0040*/              @!P0 BRA 0x10 ;
+        /*0050*/              @!P1 BRA 0x0 ;
+        /*0060*/                   FADD R1, R1, R2 ;
+        /*0070*/              @!P2 BRA 0x60 ;
+        /*0090*/                   BRA 0x90 ;
 """
 
 
 def test_matrix_loops():
     """The innermost loop with matrix instructions: not the one around it, nor one without, nor the trap at the end."""
     (loop,) = matrix_loops(SASS)
-    assert loop[0].startswith("LDGSTS")
-    assert loop[-1] == "@!P0 BRA 0x10"
-    assert loop_instructions(SASS) == len(loop) == 4
-    assert loop_instructions(SASS.replace("HMMA.16816.F32", "HGMMA.64x64x16.F32")) == 4
+    assert (loop[0][:6], loop[-1], loop_instructions(SASS)) == ("LDGSTS", "@!P0 BRA 0x10", 3)
     assert loop_instructions(SASS.replace("HMMA", "HADD2")) == 0
-    two = SASS.replace("FADD R1", "HMMA.16816.F32 R1")
-    assert [len(loop) for loop in matrix_loops(two)] == [4, 2]
-    assert loop_instructions(two) == 2
-
-
-QUICK = "^silu_mul: fp16|^paged_decode: bf16 32/8/128 page 16, 8 splits$|^quantized_linear: bf16 int4 g32 minima, 4096 x 4096, T=1$"
+    assert loop_instructions(SASS.replace("FADD R1", "HGMMA.64x64x16.F32 R1")) == 2
 
 
 def test_the_command_line():
-    command = [sys.executable, "-m", "tests.kernels.aot", "--target", "sm_80", "--kernel", QUICK]
+    command = [sys.executable, "-m", "tests.kernels.aot", "--target", "sm_80", "--kernel", "^silu_mul: fp16"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "sm_80, silu_mul_kernel, fp16 1536\n    is_streaming False, " in result.stdout
@@ -351,5 +300,4 @@ def test_kv_buffer_depth():
     copy_k, copy_v = TTGIR.splitlines()[2:4]
     assert kv_buffer_depth(TTGIR.replace(copy_k, "\n".join([copy_k, copy_v, copy_k]))) == 2
     assert kv_buffer_depth(TTGIR.replace(copy_v, "")) == 0, "K alone is not enough"
-    assert kv_buffer_depth(TTGIR.replace("tt.dot", "tt.add")) == 0, "a loop without products does not count"
     assert kv_buffer_depth(TTGIR + TTGIR.replace(copy_k, "")) == 0, "the worst loop counts"

@@ -16,10 +16,10 @@ from tests.kernels.cases import (
     make_case,
 )
 from tests.kernels.elementwise import kept_workspace
+from tests.kernels.planting import noticing
 from tests.kernels.test_attend_range import check_small_values
 from tests.kernels.test_merge_splits import check_merge
 from tests.kernels.test_paged_decode import check_find
-from tests.mutation import KillTable, Mutant
 from twophase_kernels.attend_range import Tiles
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -66,11 +66,10 @@ def check_few_by_length(module, **options):
     check_few(module, (3, 1100, 5, 514), (2, 5, 0, 3), num_splits=None, tiles=LONG_TILES, **options)
 
 
-def check_strided(module, query_lens=None):
-    case = make_case([33, 9], query_lens, device=HERE)
-    how = attend if query_lens is None else attend_ragged
+def check_strided(module):
+    case = make_case([33, 9], device=HERE)
     fused = torch.cat([case.q, case.q[:, :2]], dim=1)
-    check_attention(how, module.paged_decode, case, q=fused[:, :4], num_splits=1, tiles=TILES)
+    check_attention(attend, module.paged_decode, case, q=fused[:, :4], num_splits=1, tiles=TILES)
 
 
 def check_deterministic(module):
@@ -106,158 +105,96 @@ def check_padded_head_dim(module):
 
 
 options = functools.partial
-check_few_strided = options(check_strided, query_lens=[4, 2])
 WINDOW = {"window": 9, "num_sinks": 3}
 
 
-# Bugs in the loop that both kernels share, seen through one of them.
-RANGE = [
-    ("score scale left out", "tl.exp2(scores * qk_scale -", "tl.exp2(scores -", check_decode),
-    ("wrong page", "positions // PAGE,", "(positions // PAGE ^ 1),", check_decode),
-    ("page ids of this tile again", "positions + BLOCK_N, hi, PAGE)", "positions, hi, PAGE)", check_decode),
-    ("offset in page lost", "+ positions % PAGE", "+ 0 * positions", check_decode),
-    ("tail not masked", "NUM_SINKS) & in_range[None, :]", "NUM_SINKS) | in_range[None, :]", options(check_decode, **WINDOW)),
-    ("one key past the end", "in_range = positions < hi", "in_range = positions <= hi", check_decode),
-    ("no rescaling of the sum", "row_sum * rescale +", "row_sum +", options(check_decode, seq_lens=(90, 33))),
-    ("no rescaling of the output", "acc[0] * rescale[:, None]", "acc[0]", options(check_decode, seq_lens=(90, 33))),
-    ("maximum never updated", "row_max = new_max", "row_max = row_max", options(check_decode, seq_lens=(90, 33))),
-    ("LSE in base e", "tl.log2(sum_safe)", "tl.log(sum_safe)", check_decode),
-    ("empty row is 0 / 0", "tl.where(state.row_sum == 0, 1.0, state.row_sum)", "state.row_sum", options(check_decode, seq_lens=(0, 5))),
-    ("unguarded -inf", 'tl.where(new_max == float("-inf"), 0.0, new_max)', "new_max", options(check_prefill, query_lens=(40, 1), cached=(40, 0), window=3)),
-    ("K scale left out", "scores *= load_scales(k_scale_ptr", "scores *= 0 * load_scales(k_scale_ptr", options(check_decode, kv_format="int8")),
-    ("K scale of the neighbour", "tl.load(ptr + slots, mask=in_range, other=0.0)", "tl.load(ptr + slots // 2 * 2, mask=in_range, other=0.0)", options(check_decode, kv_format="int8")),
-    ("V scale left out", "p *= v_scale[None, :]", "p *= 1 / 127", options(check_decode, kv_format="int8")),
-    ("V scaled by K's", "v_scale = load_scales(v_scale_ptr", "v_scale = load_scales(k_scale_ptr", options(check_decode, kv_format="fp8_e4m3")),
-    ("weights times a scale below fp16", "scores * qk_scale + about_log2(v_scale)[None, :]", "scores * qk_scale", options(check_small_values, kv_format="fp8_e4m3", value_std=1e-4)),
-    ("LSE of the larger weights", "row_max = new_max", "row_max = new_max + (q[0].dtype == tl.float16)", options(check_decode, kv_format="fp8_e4m3", dtype=torch.float16)),
-    ("even queries times odd keys", "tl.dot(a[1], tl.trans(b[1]), result)", "tl.dot(a[0], tl.trans(b[1]), result)", options(check_decode, kv_format="int8", dtype=torch.float16)),
-    ("even columns of V twice", "tl.dot(p, v[1], acc[1]", "tl.dot(p, v[0], acc[1]", options(check_decode, kv_format="int8", dtype=torch.float16)),
-    ("even and odd output swapped", "tl.interleave(state.acc[0], state.acc[1])", "tl.interleave(state.acc[1], state.acc[0])", options(check_decode, kv_format="int8", dtype=torch.float16)),
-    ("pairs at the offset of codes", "D: tl.constexpr = layout.D if layout.PAIRS == \"no\" else layout.D // 2", "D: tl.constexpr = layout.D", options(check_decode, kv_format="int8", dtype=torch.float16)),
-    ("scaled weights summed", "row_sum * rescale + tl.sum(p, axis=1)", "row_sum * rescale + tl.sum(p * (1.0 if KV_FORMAT == 'none' else 0.5), axis=1)", options(check_decode, kv_format="int8")),
-    ("V taken for K", "v = load_tiles(v_ptr", "v = load_tiles(k_ptr", check_decode),
-    ("every group reads KV head 0", "k_ptr += head_rows * layout.D", "k_ptr += 0", check_decode),
-    ("values of KV head 0", "v_ptr += head_rows * layout.D", "v_ptr += 0", check_decode),
-    ("scales of KV head 0", "k_scale_ptr += head_rows", "k_scale_ptr += 0", options(check_decode, kv_format="int8")),
-    ("value scales of KV head 0", "v_scale_ptr += head_rows", "v_scale_ptr += 0", options(check_decode, kv_format="int8")),
-    ("padding of D read", "mask = (offs_d < D)[None, :]", "mask = (offs_d < BLOCK_D)[None, :]", check_padded_head_dim),
-    ("32-bit offsets", "page_ids.to(tl.int64)", "page_ids", check_far_away),
-    ("diagonal one too far", "positions[None, :] <= row_positions[:, None]", "positions[None, :] <= row_positions[:, None] + 1", check_prefill),
-    ("window one too long", "> row_positions[:, None] - WINDOW", ">= row_positions[:, None] - WINDOW", options(check_prefill, **WINDOW)),
-    ("sinks in the window's tiles dropped", "in_window | (positions < NUM_SINKS)[None, :]", "in_window", options(check_prefill, **WINDOW)),
-]  # fmt: skip
-
-
-DECODE = [
-    ("last token dropped", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens)", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens - 1)", check_decode),
-    ("scale not in base 2", "scale * LOG2_E, q.stride(0)", "scale, q.stride(0)", check_decode),
-    ("every sequence reads the first table", "block_tables_ptr + sequence.to(tl.int64) * table_row_stride", "block_tables_ptr", check_decode),
-    ("queries of a contiguous tensor assumed", "first_token.to(tl.int64) * q_row_stride", "first_token.to(tl.int64) * (H * D)", check_strided),
-    ("splits overlap", "split_lo = lo + split * split_len", "split_lo = lo + split * (split_len - 1)", options(check_decode, seq_lens=(90, 33), num_splits=3)),
-    ("splits leave gaps", "tl.minimum(split_lo + split_len, seq_len)", "tl.minimum(split_lo + split_len - 1, seq_len)", options(check_decode, seq_lens=(90, 33), num_splits=3)),
-    ("last split runs past the end", "split == num_splits - 1, seq_len, split_hi)", "split == num_splits - 1, split_lo + split_len, split_hi)", options(check_decode, seq_lens=(90, 33), num_splits=2)),
-    ("no split takes what is left", "split == num_splits - 1, seq_len, split_hi)", "split < 0, seq_len, split_hi)", options(check_decode, seq_lens=(700, 33), max_seq_len=20, deterministic=True, num_splits=None)),
-    ("window one too long", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "tl.maximum(seq_len - (WINDOW + num_tokens), 0)", options(check_decode, **WINDOW)),
-    ("sinks counted twice", "tl.minimum(NUM_SINKS, lo), 0)", "NUM_SINKS, 0)", options(check_decode, seq_lens=(10, 33), **WINDOW)),
-    ("sinks in every split", "tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)", "tl.minimum(NUM_SINKS, lo)", options(check_decode, seq_lens=(90, 33), num_splits=2, window=40, num_sinks=3)),
-    ("heads of the padding stored", "mask_m = offs_m < num_tokens * G", "mask_m = offs_m < 4", check_decode),
-    ("deterministic splits evenly", "DETERMINISTIC_CHUNK if deterministic else 0", "0", check_deterministic),
-    ("nobody is split by length", "num_splits == 1 and is_split_by_length(batch_size, num_keys)", "False", check_chunks),
-    ("the sum of lengths for their mean", "tl.cdiv(total, num_seqs)", "total", options(check_find, seq_lens=[9000, 1, 1])),
-    ("shorter chunks than are worth it", "tl.maximum(mean, MIN_CHUNK)", "mean", options(check_find, seq_lens=[5])),
-    ("empty sequences without an item", "tl.maximum(tl.cdiv(lens, chunk_len), 1)", "tl.cdiv(lens, chunk_len)", options(check_find, seq_lens=[900, 0, 1])),
-    ("search starts again at each step", "num_items + tl.cumsum", "tl.cumsum", options(check_find, seq_lens=[1] * 128 + [4000])),
-    ("lengths beyond the window", "return tl.minimum(lens, WINDOW) if WINDOW > 0 else lens", "return lens", options(check_find, seq_lens=[900, 0, 1], window=300)),
-    ("item of the next sequence", "(ends <= item)", "(ends < item)", options(check_find, seq_lens=[900, 0, 1])),
-    ("chunks counted from the list's start", "split = item - first_item", "split = item", check_by_length),
-    ("whole results never written", "mask_q &= num_splits == 1", "mask_q &= num_splits > 1", check_by_length),
-    ("partials of chunks over another", "partial_row = item.to(tl.int64)", "partial_row = sequence.to(tl.int64)", check_by_length),
-    ("merge told too few", "chunks_ptr + 2 * sequence + 1, num_splits)", "chunks_ptr + 2 * sequence + 1, num_splits - 1)", check_by_length),
-    ("merge told another beginning", "chunks_ptr + 2 * sequence, first_item)", "chunks_ptr + 2 * sequence, item * 0)", check_by_length),
-    ("partials of another split", "* num_splits + split\n", "* num_splits + num_splits - 1 - split // 2\n", options(check_decode, seq_lens=(90, 33), num_splits=3)),
-]  # fmt: skip
-
-
-# Bugs that only sequences with several tokens show.
-FEW = [
-    ("every token sees the last one's keys", "(seq_len - num_tokens) + tokens", "(seq_len - 1)", check_few),
-    ("rows packed head first", "tokens, heads = offs_m // G, kv_head * G + offs_m % G", "tokens, heads = offs_m % TOKENS, kv_head * G + offs_m // TOKENS", check_few),
-    ("tokens of the sequence's number", "first_token = tl.load(cu_query_lens_ptr + sequence)", "first_token = sequence", check_few),
-    ("one token too many", "cu_query_lens_ptr + sequence + 1) - first_token", "cu_query_lens_ptr + sequence + 1) - first_token + 1", check_few),
-    ("queries one after another", "tokens * q_row_stride + heads * D", "tokens * (H * D) + heads * D", check_few_strided),
-    ("results of a split among the partials", "tl.where(num_splits > 1, sequence * TOKENS, first_token)", "sequence * TOKENS", check_few),
-    ("partials at the result's rows", "tl.where(num_splits > 1, sequence * TOKENS, first_token)", "first_token", options(check_few, num_splits=3)),
-    ("partials of one token an item", "item.to(tl.int64) * (TOKENS * H)", "item.to(tl.int64) * H", check_few_by_length),
-    ("window of the last token", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "tl.maximum(seq_len - WINDOW, 0)", options(check_few, window=9)),
-    ("one window for all tokens", "ROW_WINDOW: tl.constexpr = WINDOW if SEVERAL else 0", "ROW_WINDOW: tl.constexpr = 0", options(check_few, window=9)),
-    ("sinks in the windows' keys dropped", "ROW_WINDOW, NUM_SINKS)", "ROW_WINDOW, 0)", options(check_few, seq_lens=(33, 12), query_lens=(5, 5), **WINDOW)),
-    ("items of one token's window", "item, SPAN, CHUNK, BLOCK_N)", "item, WINDOW, CHUNK, BLOCK_N)", options(check_few_by_length, window=510)),
-    ("chunks of the sequence's own window", "visible = tl.minimum(seq_len, SPAN) if WINDOW > 0 else seq_len", "visible = seq_len - lo", options(check_few_by_length, window=510)),
-    ("merge of one token each", "merge_splits(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)", "merge_splits(target, target_lse, out, lse, num_splits, None, cu_query_lens, 1)", options(check_few, num_splits=3)),
-    ("list merged for one token each", "merge_splits(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, max_tokens)", "merge_splits(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, 1)", check_few_by_length),
-]  # fmt: skip
-MERGE_FEW = [
-    ("merged rows of the sequence's number", "tl.load(cu_query_lens_ptr + row // ROWS) * H + row % ROWS", "row // ROWS * H + row % ROWS", options(check_few, num_splits=3)),
-    ("absent tokens merged", "if out_row >= tl.load(cu_query_lens_ptr + row // ROWS + 1) * H:", "if out_row < 0:", options(check_few, num_splits=3)),
-    ("chunks of one token apart", "step = ROWS", "step = H", check_few_by_length),
-    ("first chunk at one token's rows", ".to(tl.int64) * ROWS + row % ROWS", ".to(tl.int64) * H + row % ROWS", check_few_by_length),
-]  # fmt: skip
-
-
-PREFILL = [
-    ("interleaved head map", "heads = kv_head * G + offs_m % G", "heads = kv_head + offs_m % G * H_KV", check_prefill),
-    ("rows packed head first", "tokens = offs_m // G", "tokens = offs_m % BLOCK_Q", check_prefill),
-    ("scale left out", "scale * LOG2_E, q.stride(0)", "LOG2_E, q.stride(0)", check_prefill),
-    ("cached tokens forgotten", "num_cached = seq_len - chunk_len", "num_cached = 0 * seq_len", check_prefill),
-    ("full tiles one too many", "(first_position + 1 - lo) // BLOCK_N * BLOCK_N", "tl.cdiv(first_position + 1 - lo, BLOCK_N) * BLOCK_N", check_prefill),
-    ("last key of the block dropped", "hi = tl.minimum(first_position + BLOCK_Q, seq_len)", "hi = tl.minimum(first_position + BLOCK_Q - 1, seq_len)", check_prefill),
-    ("previous sequence", "// BLOCK_Q + middle <= block", "// BLOCK_Q + middle < block", check_prefill),
-    ("sequence search stops early", "while end - first > 1:", "while end - first > 2:", options(check_prefill, query_lens=(40, 3, 5), cached=(9, 5, 0))),
-    ("too few programs", "num_tokens // (tiles.block_m // group) + num_seqs", "num_tokens // (tiles.block_m // group)", check_prefill),
-    # Row 63 of 64 is the next block's first token, whose own program runs before this one.
-    ("idle rows stored", "mask_m = (offs_m < BLOCK_Q * G) &", "mask_m = (offs_m >= 0) &", options(check_prefill, query_lens=(60, 3), cached=(30, 5))),
-    ("window starts late", "tl.maximum(first_position - WINDOW + 1, 0)", "tl.maximum(first_position - WINDOW + 2, 0)", options(check_prefill, **WINDOW)),
-    ("window's edge ends early", "tl.cdiv(tl.maximum(hi - WINDOW - lo, 0), BLOCK_N)", "(tl.maximum(hi - WINDOW - lo, 0) // BLOCK_N)", options(check_prefill, query_lens=(40, 3), cached=(90, 5), window=60)),
-    ("sinks counted twice", "0, tl.minimum(NUM_SINKS, lo))", "0, NUM_SINKS)", options(check_prefill, **WINDOW)),
-]  # fmt: skip
-
-
-MERGE = [
-    ("empty splits are read", 'mask = (lse > float("-inf"))[:, None] & (offs_d < D)[None, :]', "mask = (offs_s < num_splits)[:, None] & (offs_d < D)[None, :]", check_merge),
-    ("unguarded -inf", 'tl.where(m == float("-inf"), 0.0, m)', "m", options(check_merge, num_empty=20)),
-    ("no split at all is 0 / 0", "tl.where(total == 0, 1.0, total)", "total", options(check_merge, num_empty=20)),
-    ("weights in base e", "weight = tl.exp2(lse - m_safe)", "weight = tl.exp(lse - m_safe)", check_merge),
-    ("LSE in base e", "m + tl.log2(total_safe)", "m + tl.log(total_safe)", check_merge),
-    ("not normalised", "tl.sum(acc, axis=0) / total_safe", "tl.sum(acc, axis=0)", check_merge),
-    ("only the first 16 splits", "acc += weight[:, None] *", "acc += (start < BLOCK_S) * weight[:, None] *", check_merge),
-]  # fmt: skip
-
-
-PLANTED = [
-    ("attend_range", "", RANGE),
-    ("paged_decode", "", DECODE + FEW),
-    ("merge_splits", "paged_decode", MERGE_FEW),
-    ("paged_prefill", "", PREFILL),
-    ("merge_splits", "", MERGE),
-]
-
-
-def seen_through(module, through, check):
-    """The module that a check is given, where it is not the one with the bug."""
-    if module == "attend_range":
-        through = "paged_prefill" if getattr(check, "func", check) is check_prefill else "paged_decode"
-    return f"twophase_kernels.{through}" if through else None
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("mutant", "check"),
-    [
-        (Mutant(name, f"twophase_kernels.{module}", old, new, seen_through(module, through, check)), check)
-        for module, through, rows in PLANTED
-        for name, old, new, check in rows
+# Those of attend_range, the loop that both kernels share, are seen through one of them.
+MUTANTS = {
+    ("attend_range", "paged_decode"): [
+        ("score scale left out", "tl.exp2(scores * qk_scale -", "tl.exp2(scores -", check_decode),
+        ("wrong page", "positions // PAGE,", "(positions // PAGE ^ 1),", check_decode),
+        ("page ids of this tile again", "positions + BLOCK_N, hi, PAGE)", "positions, hi, PAGE)", check_decode),
+        ("offset in page lost", "+ positions % PAGE", "+ 0 * positions", check_decode),
+        ("one key past the end", "in_range = positions < hi", "in_range = positions <= hi", check_decode),
+        ("no rescaling of the output", "acc[0] * rescale[:, None]", "acc[0]", options(check_decode, seq_lens=(90, 33))),
+        ("LSE in base e", "tl.log2(sum_safe)", "tl.log(sum_safe)", check_decode),
+        ("empty row is 0 / 0", "tl.where(state.row_sum == 0, 1.0, state.row_sum)", "state.row_sum", options(check_decode, seq_lens=(0, 5))),
+        ("K scale left out", "scores *= load_scales(k_scale_ptr", "scores *= 0 * load_scales(k_scale_ptr", options(check_decode, kv_format="int8")),
+        ("V scaled by K's", "v_scale = load_scales(v_scale_ptr", "v_scale = load_scales(k_scale_ptr", options(check_decode, kv_format="fp8_e4m3")),
+        ("weights times a scale below fp16", "scores * qk_scale + about_log2(v_scale)[None, :]", "scores * qk_scale", options(check_small_values, kv_format="fp8_e4m3", value_std=1e-4)),
+        ("LSE of the larger weights", "row_max = new_max", "row_max = new_max + (q[0].dtype == tl.float16)", options(check_decode, kv_format="fp8_e4m3", dtype=torch.float16)),
+        ("even queries times odd keys", "tl.dot(a[1], tl.trans(b[1]), result)", "tl.dot(a[0], tl.trans(b[1]), result)", options(check_decode, kv_format="int8", dtype=torch.float16)),
+        ("pairs at the offset of codes", "D: tl.constexpr = layout.D if layout.PAIRS == \"no\" else layout.D // 2", "D: tl.constexpr = layout.D", options(check_decode, kv_format="int8", dtype=torch.float16)),
+        ("scaled weights summed", "row_sum * rescale + tl.sum(p, axis=1)", "row_sum * rescale + tl.sum(p * (1.0 if KV_FORMAT == 'none' else 0.5), axis=1)", options(check_decode, kv_format="int8")),
+        ("V taken for K", "v = load_tiles(v_ptr", "v = load_tiles(k_ptr", check_decode),
+        ("every group reads KV head 0", "k_ptr += head_rows * layout.D", "k_ptr += 0", check_decode),
+        ("value scales of KV head 0", "v_scale_ptr += head_rows", "v_scale_ptr += 0", options(check_decode, kv_format="int8")),
+        ("padding of D read", "mask = (offs_d < D)[None, :]", "mask = (offs_d < BLOCK_D)[None, :]", check_padded_head_dim),
+        ("32-bit offsets", "page_ids.to(tl.int64)", "page_ids", check_far_away),
     ],
-    ids=lambda value: f"{value.module.split('.')[1]}:{value.name}" if isinstance(value, Mutant) else "",
-)
-def test_mutants_are_killed(mutant, check):
-    KillTable.record(mutant, check)
+    ("attend_range", "paged_prefill"): [
+        ("unguarded -inf", 'tl.where(new_max == float("-inf"), 0.0, new_max)', "new_max", options(check_prefill, query_lens=(40, 1), cached=(40, 0), window=3)),
+        ("diagonal one too far", "positions[None, :] <= row_positions[:, None]", "positions[None, :] <= row_positions[:, None] + 1", check_prefill),
+        ("window one too long", "> row_positions[:, None] - WINDOW", ">= row_positions[:, None] - WINDOW", options(check_prefill, **WINDOW)),
+        ("sinks in the window's tiles dropped", "in_window | (positions < NUM_SINKS)[None, :]", "in_window", options(check_prefill, **WINDOW)),
+    ],
+    ("paged_decode",): [
+        ("last token dropped", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens)", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens - 1)", check_decode),
+        ("every sequence reads the first table", "block_tables_ptr + sequence.to(tl.int64) * table_row_stride", "block_tables_ptr", check_decode),
+        ("queries of a contiguous tensor assumed", "first_token.to(tl.int64) * q_row_stride", "first_token.to(tl.int64) * (H * D)", check_strided),
+        ("splits overlap", "split_lo = lo + split * split_len", "split_lo = lo + split * (split_len - 1)", options(check_decode, seq_lens=(90, 33), num_splits=3)),
+        ("last split runs past the end", "split == num_splits - 1, seq_len, split_hi)", "split == num_splits - 1, split_lo + split_len, split_hi)", options(check_decode, seq_lens=(90, 33), num_splits=2)),
+        ("no split takes what is left", "split == num_splits - 1, seq_len, split_hi)", "split < 0, seq_len, split_hi)", options(check_decode, seq_lens=(700, 33), max_seq_len=20, deterministic=True, num_splits=None)),
+        ("window one too long", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "tl.maximum(seq_len - (WINDOW + num_tokens), 0)", options(check_decode, **WINDOW)),
+        ("sinks counted twice", "tl.minimum(NUM_SINKS, lo), 0)", "NUM_SINKS, 0)", options(check_decode, seq_lens=(10, 33), **WINDOW)),
+        ("sinks in every split", "tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)", "tl.minimum(NUM_SINKS, lo)", options(check_decode, seq_lens=(90, 33), num_splits=2, window=40, num_sinks=3)),
+        ("heads of the padding stored", "mask_m = offs_m < num_tokens * G", "mask_m = offs_m < 4", check_decode),
+        ("deterministic splits evenly", "DETERMINISTIC_CHUNK if deterministic else 0", "0", check_deterministic),
+        ("nobody is split by length", "num_splits == 1 and is_split_by_length(batch_size, num_keys)", "False", check_chunks),
+        ("the sum of lengths for their mean", "tl.cdiv(total, num_seqs)", "total", options(check_find, seq_lens=[9000, 1, 1])),
+        ("empty sequences without an item", "tl.maximum(tl.cdiv(lens, chunk_len), 1)", "tl.cdiv(lens, chunk_len)", options(check_find, seq_lens=[900, 0, 1])),
+        ("search starts again at each step", "num_items + tl.cumsum", "tl.cumsum", options(check_find, seq_lens=[1] * 128 + [4000])),
+        ("item of the next sequence", "(ends <= item)", "(ends < item)", options(check_find, seq_lens=[900, 0, 1])),
+        ("chunks counted from the list's start", "split = item - first_item", "split = item", check_by_length),
+        ("whole results never written", "mask_q &= num_splits == 1", "mask_q &= num_splits > 1", check_by_length),
+        ("merge told too few", "chunks_ptr + 2 * sequence + 1, num_splits)", "chunks_ptr + 2 * sequence + 1, num_splits - 1)", check_by_length),
+        ("partials of another split", "* num_splits + split\n", "* num_splits + num_splits - 1 - split // 2\n", options(check_decode, seq_lens=(90, 33), num_splits=3)),
+        # What only sequences with several tokens show.
+        ("every token sees the last one's keys", "(seq_len - num_tokens) + tokens", "(seq_len - 1)", check_few),
+        ("rows packed head first", "tokens, heads = offs_m // G, kv_head * G + offs_m % G", "tokens, heads = offs_m % TOKENS, kv_head * G + offs_m // TOKENS", check_few),
+        ("tokens of the sequence's number", "first_token = tl.load(cu_query_lens_ptr + sequence)", "first_token = sequence", check_few),
+        ("one token too many", "cu_query_lens_ptr + sequence + 1) - first_token", "cu_query_lens_ptr + sequence + 1) - first_token + 1", check_few),
+        ("results of a split among the partials", "tl.where(num_splits > 1, sequence * TOKENS, first_token)", "sequence * TOKENS", check_few),
+        ("partials of one token an item", "item.to(tl.int64) * (TOKENS * H)", "item.to(tl.int64) * H", check_few_by_length),
+        ("window of the last token", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "tl.maximum(seq_len - WINDOW, 0)", options(check_few, window=9)),
+        ("one window for all tokens", "ROW_WINDOW: tl.constexpr = WINDOW if SEVERAL else 0", "ROW_WINDOW: tl.constexpr = 0", options(check_few, window=9)),
+        ("sinks in the windows' keys dropped", "ROW_WINDOW, NUM_SINKS)", "ROW_WINDOW, 0)", options(check_few, seq_lens=(33, 12), query_lens=(5, 5), **WINDOW)),
+        ("items of one token's window", "item, SPAN, CHUNK, BLOCK_N)", "item, WINDOW, CHUNK, BLOCK_N)", options(check_few_by_length, window=510)),
+        ("merge of one token each", "merge_splits(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)", "merge_splits(target, target_lse, out, lse, num_splits, None, cu_query_lens, 1)", options(check_few, num_splits=3)),
+    ],
+    ("merge_splits", "paged_decode"): [
+        ("merged rows of the sequence's number", "tl.load(cu_query_lens_ptr + row // ROWS) * H + row % ROWS", "row // ROWS * H + row % ROWS", options(check_few, num_splits=3)),
+        ("absent tokens merged", "if out_row >= tl.load(cu_query_lens_ptr + row // ROWS + 1) * H:", "if out_row < 0:", options(check_few, num_splits=3)),
+        ("chunks of one token apart", "step = ROWS", "step = H", check_few_by_length),
+    ],
+    ("paged_prefill",): [
+        ("rows packed head first", "tokens = offs_m // G", "tokens = offs_m % BLOCK_Q", check_prefill),
+        ("cached tokens forgotten", "num_cached = seq_len - chunk_len", "num_cached = 0 * seq_len", check_prefill),
+        ("full tiles one too many", "(first_position + 1 - lo) // BLOCK_N * BLOCK_N", "tl.cdiv(first_position + 1 - lo, BLOCK_N) * BLOCK_N", check_prefill),
+        ("last key of the block dropped", "hi = tl.minimum(first_position + BLOCK_Q, seq_len)", "hi = tl.minimum(first_position + BLOCK_Q - 1, seq_len)", check_prefill),
+        ("previous sequence", "// BLOCK_Q + middle <= block", "// BLOCK_Q + middle < block", check_prefill),
+        ("too few programs", "num_tokens // (tiles.block_m // group) + num_seqs", "num_tokens // (tiles.block_m // group)", check_prefill),
+        # Row 63 of 64 is the next block's first token, whose own program runs before this one.
+        ("idle rows stored", "mask_m = (offs_m < BLOCK_Q * G) &", "mask_m = (offs_m >= 0) &", options(check_prefill, query_lens=(60, 3), cached=(30, 5))),
+        ("window's edge ends early", "tl.cdiv(tl.maximum(hi - WINDOW - lo, 0), BLOCK_N)", "(tl.maximum(hi - WINDOW - lo, 0) // BLOCK_N)", options(check_prefill, query_lens=(40, 3), cached=(90, 5), window=60)),
+        ("sinks counted twice", "0, tl.minimum(NUM_SINKS, lo))", "0, NUM_SINKS)", options(check_prefill, **WINDOW)),
+    ],
+    ("merge_splits",): [
+        ("empty splits are read", 'mask = (lse > float("-inf"))[:, None] & (offs_d < D)[None, :]', "mask = (offs_s < num_splits)[:, None] & (offs_d < D)[None, :]", check_merge),
+        ("unguarded -inf", 'tl.where(m == float("-inf"), 0.0, m)', "m", options(check_merge, num_empty=20)),
+        ("no split at all is 0 / 0", "tl.where(total == 0, 1.0, total)", "total", options(check_merge, num_empty=20)),
+        ("not normalised", "tl.sum(acc, axis=0) / total_safe", "tl.sum(acc, axis=0)", check_merge),
+        ("only the first 16 splits", "acc += weight[:, None] *", "acc += (start < BLOCK_S) * weight[:, None] *", check_merge),
+    ],
+}  # fmt: skip
+test_mutants_are_killed = noticing(MUTANTS)

@@ -72,17 +72,17 @@ def check_prefill(point):
     check_chunks(point, [5, 0, 33, 1], [0, 7, 70, point.page])
 
 
-def points():
-    """Of the grid, some that have every value between them, every other one in bf16, the dtype of most GPUs' kernels."""
+def in_turn(points):
+    """The same, every other one in bf16, the dtype of most GPUs' kernels."""
     turns = itertools.cycle((BF16, FP16, BF16, FP32))
-    return [dataclasses.replace(point, dtype=dtype) for point, dtype in zip(typical_points(), turns, strict=False)]
+    return [dataclasses.replace(point, dtype=dtype) for point, dtype in zip(points, turns, strict=False)]
 
 
 GROUPS = [dataclasses.replace(SMALL, heads=(group, 1), num_splits=1) for group in (2, 6, 7, 8, 9)]
 FORMATS = [
     dataclasses.replace(SMALL, kv_format=kv_format, head_dim=128, heads=(8, 2)) for kv_format in ("int8", "fp8_e4m3")
 ]
-EMULATED = [(target, point) for target in COMPILED_FOR for point in (*points(), *FORMATS)]
+EMULATED = [(target, point) for target in COMPILED_FOR for point in (*in_turn(typical_points()), *FORMATS)]
 EMULATED += [("sm_90", point) for point in GROUPS] + [("sm_89", point) for point in (SMALL, *FORMATS)]
 EMULATED += [("sm_86", SMALL)]
 
@@ -118,18 +118,15 @@ def check_rows():
     for dtype, has_residual in itertools.product((BF16, FP16, FP32), (True, False)):
         for shape in ((1, 1), (19, 80), (2, 257), (2, 3000)):
             check_rmsnorm(rmsnorm_residual, shape, dtype, has_residual=has_residual)
-        for shape in ((1, 1), (5, 63), (2, 1536)):
             check_silu_mul(silu_mul, shape, dtype)
+            of(check_tokens, "fp8_linear", *shape, dtype)
 
 
 def check_sums():
     for num_splits, head_dim in ((1, 64), (17, 80), (128, 256)):
         of(check_merge, "merge_splits", num_splits, head_dim)
-    for dtype in (BF16, FP16, FP32):
-        for shape in ((1, 1), (19, 80), (2, 1537)):
-            of(check_tokens, "fp8_linear", *shape, dtype)
-        for num_splits in (1, 3, 16):
-            of(check_sum, "linear_splits", num_splits, dtype=dtype)
+    for dtype, num_splits in itertools.product((BF16, FP16, FP32), (1, 3, 16)):
+        of(check_sum, "linear_splits", num_splits, dtype=dtype)
 
 
 def check_sampling():
@@ -139,10 +136,8 @@ def check_sampling():
 
 def check_long_linear():
     """Many steps, so that every buffer of the pipeline is used again and again."""
-    for group, has_minima in ((32, True), (128, False), (0, False)):
-        for num_tokens in (2, 40):
-            point = LinearPoint(num_tokens, 20, 1920, group, has_minima, BF16, tiles=None)
-            of(check_linear, "quantized_linear", point)
+    for (group, has_minima), num_tokens in itertools.product(((32, True), (128, False), (0, False)), (2, 40)):
+        of(check_linear, "quantized_linear", LinearPoint(num_tokens, 20, 1920, group, has_minima, BF16, tiles=None))
 
 
 @pytest.mark.full
@@ -164,14 +159,9 @@ LINEAR_SAMPLE = [
 ]
 
 
-def linear_points(count):
-    """Every other in bf16, with the tiles of production: 8, 16, 32 and 64 tokens wide."""
-    turns = itertools.cycle((BF16, FP16, BF16, FP32))
-    points = zip(sample_points(count, seed=1), turns, strict=False)
-    return [dataclasses.replace(point, dtype=dtype, tiles=None) for point, dtype in points]
-
-
-LINEARS = [(target, point) for target in COMPILED_FOR for point in linear_points(12)]
+# With the tiles of production: 8, 16, 32 and 64 tokens wide.
+LINEAR_POINTS = [dataclasses.replace(point, tiles=None) for point in in_turn(sample_points(12, seed=1))]
+LINEARS = [(target, point) for target in COMPILED_FOR for point in LINEAR_POINTS]
 LINEARS += [("sm_89", LINEAR_SAMPLE[0]), ("sm_86", LINEAR_SAMPLE[2])]
 
 
@@ -187,7 +177,8 @@ def test_linear(compiling, target, point):
 def test_fp8_linear(compiling, target, dtype):
     for shape in ((1, 1, 16), (9, 40, 208), (17, 100, 576), (70, 31, 272), (3, 20, 1920)):
         for num_splits, has_bias in ((1, True), (3, False)):
-            compiling.call(on, target, of, check_fp8_linear, "fp8_linear", *shape, dtype, num_splits, has_bias, None)
+            point = LinearPoint(*shape, dtype=dtype, num_splits=num_splits, has_bias=has_bias, tiles=None)
+            compiling.call(on, target, of, check_fp8_linear, "fp8_linear", point)
 
 
 # -- a sample ---------------------------------------------------------------------------------------------------------

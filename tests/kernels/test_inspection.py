@@ -60,12 +60,9 @@ def test_the_kernel_that_a_wrapper_launches(compiling):
     report = compiling.call(inspect_call, copy_times, 1, torch.arange(96.0), target="sm_80")
     assert (report.kernel, report.target, report.grid) == ("strided_copy", "sm_80", (3, 1, 1))
     assert report.bytes_asked == 3 * 2 * 32 * 4
-
-
-@pytest.mark.parametrize("num_times", [0, 2])
-def test_a_wrapper_that_launches_another_number_of_kernels(compiling, num_times):
-    with pytest.raises(ValueError, match=f"copy_times launches {num_times} kernels; one at a time"):
-        compiling.call(inspect_call, copy_times, num_times, torch.zeros(32))
+    for num_times in (0, 2):
+        with pytest.raises(ValueError, match=f"copy_times launches {num_times} kernels; one at a time"):
+            compiling.call(inspect_call, copy_times, num_times, torch.zeros(32))
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
@@ -115,31 +112,22 @@ def cell(text, **names):
 
 
 def test_a_kernel_of_a_cell(compiling):
-    x, y = torch.arange(32.0), torch.zeros(32)
-    kernel = cell(CELL.replace("OFFSET = 2", "OFFSET = tl.constexpr(2)"))["own"]
-    report = inspect_in(compiling, kernel, (1,), (x, y), N=32, num_warps=1)
+    """Its faults name the line of the cell."""
+    x, y, text = torch.arange(32.0), torch.zeros(32), CELL.replace("OFFSET = 2", "OFFSET = tl.constexpr(2)")
+    report = inspect_in(compiling, cell(text)["own"], (1,), (x, y), N=32, num_warps=1)
     assert torch.equal(y, 3 * x + 2)
     assert [a.source for a in report.global_accesses] == ["cell.py:12", "cell.py:13"]
-
-
-def test_a_fault_names_the_line_of_the_cell(compiling):
-    kernel = cell(CELL.replace("x_ptr + offs)", "x_ptr + offs + 1)").replace("= 2", "= tl.constexpr(2)"))["own"]
+    kernel = cell(text.replace("x_ptr + offs)", "x_ptr + offs + 1)"))["own"]
     with pytest.raises(MemoryFault, match=r"of x_ptr, which has 128.* at cell.py:12"):
-        inspect_in(compiling, kernel, (1,), (torch.zeros(32), torch.zeros(32)), N=32, num_warps=1)
+        inspect_in(compiling, kernel, (1,), (x, y), N=32, num_warps=1)
 
 
-def test_what_is_no_kernel_is_refused():
+def test_refusals():
     with pytest.raises(ValueError, match=r"decorated with @triton\.jit, got <function cell"):
         kernel_source(cell)
-
-
-def test_a_name_that_cannot_travel_is_refused():
     text = CELL.replace("SCALE = tl.constexpr(3.0)", "SCALE = torch.ones(1)")
     with pytest.raises(KernelSourceError, match="helper uses SCALE, a Tensor; kernels use numbers only"):
         kernel_source(cell(text)["own"])
-
-
-def test_unknown_source_is_refused():
     kernel = cell(CELL)["own"]
     linecache.cache.pop("<ipython-input-7>")
     with pytest.raises(KernelSourceError, match="the source of own is not known"):

@@ -1,4 +1,4 @@
-"""What holds for every kernel that multiplies by weights of few bits: int4 with minima, int8, fp8."""
+"""quantized_linear against the product in fp64; and what holds for every kernel that multiplies by weights of few bits."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import torch
 from tests.kernels.cases import DTYPES, HERE, generator
 from tests.kernels.covering import selected
 from tests.kernels.elementwise import kept_workspace, poisoned_memory
-from tests.kernels.linear_cases import SMALL_TILES, make_codes
+from tests.kernels.linear_cases import SMALL_TILES, LinearPoint, check_linear, make_codes, sample_points
 from twophase_kernels import fp8_linear, quantized_linear
 from twophase_kernels.packed_codes import pack_codes
 
@@ -39,18 +39,35 @@ def layer(kind, num_tokens=5, num_outputs=20, num_inputs=256, group=32, dtype=to
     return {"x": x, "packed": packed, "scales": scales, "minima": -scales}
 
 
+SAMPLE = sample_points(70)
+
+
+@pytest.mark.parametrize(
+    "point", [pytest.param(p, id=str(p), marks=() if i < 7 else pytest.mark.full) for i, p in enumerate(SAMPLE)]
+)
+def test_ragged(point):
+    check_linear(quantized_linear, point)
+
+
+@pytest.mark.parametrize(("num_splits", "group"), selected((1, 2, 3, 4, 5, 9, 16), (32, 0), strength=1))
+def test_splits(num_splits, group):
+    """Also more splits than steps: those without columns give zeros."""
+    check_linear(quantized_linear, LinearPoint(5, 40, 1120, group, group == 32, num_splits=num_splits, has_bias=True))
+
+
+# -- what holds for each
+
+
 @KINDS
-@pytest.mark.parametrize("num_splits", [1, 4])
-def test_the_same_call_gives_the_same_bits(kind, num_splits):
+def test_the_same_call_gives_the_same_bits(kind):
     arguments = layer(kind, num_inputs=1024)
-    tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+    tensors = [value.view(torch.uint8) for value in arguments.values() if isinstance(value, torch.Tensor)]
     before = [tensor.clone() for tensor in tensors]
-    first = multiply(kind, **arguments, num_splits=num_splits)
+    first = multiply(kind, **arguments, num_splits=4)
     for _ in range(3):
         with poisoned_memory():
-            assert torch.equal(multiply(kind, **arguments, num_splits=num_splits), first)
-    for tensor, was in zip(tensors, before, strict=True):
-        assert torch.equal(tensor.view(torch.uint8), was.view(torch.uint8)), "an input was overwritten"
+            assert torch.equal(multiply(kind, **arguments, num_splits=4), first)
+    assert all(map(torch.equal, tensors, before)), "an input was overwritten"
 
 
 @KINDS
@@ -89,10 +106,7 @@ def test_writes_where_it_is_told(kind):
     with kept_workspace(MODULES[kind], guard=3) as kept:
         assert multiply(kind, **arguments, num_splits=2, out=out) is out
     assert torch.equal(out, want)
-    (workspace,) = kept
-    assert len(workspace) == 2 * 5 * 20 + 3
-    assert workspace[-3:].isnan().all()
-    assert workspace[:-3].isfinite().all()
+    assert kept[0].isnan().tolist() == [False] * (2 * 5 * 20) + [True] * 3, "the workspace is used as a whole"
 
 
 @pytest.mark.parametrize(("group", "dtype"), selected((32, 64, 128, 0), DTYPES, strength=1))
@@ -104,9 +118,6 @@ def test_scales_of_the_same_dtype(group, dtype):
     got = multiply(kind, **arguments | rounded)
     assert got.dtype == dtype
     assert torch.equal(got, multiply(kind, **arguments | {name: x.float() for name, x in rounded.items()}))
-    torch.testing.assert_close(
-        got, quantized_linear.quantized_linear_reference(**arguments | rounded), rtol=1e-2, atol=1e-3
-    )
 
 
 def other(*shape):

@@ -11,7 +11,7 @@ SHAPES = [(1, 1), (3, 32), (5, 128), (2, 129), (33, 576)]
 
 
 def check_pack(module, kind, shape):
-    """Every single code is where the module's docstring says, and nothing else is there."""
+    """Every single code is where the module's docstring says, and nothing else is there; and back again."""
     bits, lowest, highest = RANGES[kind]
     codes = make_codes(*shape, lowest, highest)
     packed = module.pack_codes(codes, bits)
@@ -28,12 +28,7 @@ def check_pack(module, kind, shape):
         assert torch.equal(found.long(), codes[:, column] & (2**bits - 1)), f"column {column}"
         rebuilt[run, :, word] |= found << (bits * part)
     assert torch.equal(rebuilt, words), "columns that are not there are not zero"
-
-
-def check_round_trip(module, kind, shape):
-    bits, lowest, highest = RANGES[kind]
-    codes = make_codes(*shape, lowest, highest)
-    back = module.unpack_codes(module.pack_codes(codes, bits), bits, shape[1], is_signed=lowest < 0)
+    back = module.unpack_codes(packed, bits, shape[1], is_signed=lowest < 0)
     assert back.dtype == torch.int8
     assert torch.equal(back.long(), codes)
 
@@ -42,7 +37,6 @@ def check_round_trip(module, kind, shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_pack(kind, shape):
     check_pack(module, kind, shape)
-    check_round_trip(module, kind, shape)
 
 
 @pytest.mark.parametrize(

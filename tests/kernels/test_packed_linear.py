@@ -1,4 +1,4 @@
-"""packed_linear against the product in fp64; small layers with each access verified, too."""
+"""packed_linear against the product in fp64: weights as floats, and as codes of 4 and 8 bits; with each access verified, too."""
 
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -8,16 +8,15 @@ import torch
 
 import triton_on_cpu
 from tests.kernels.cases import DTYPES, HERE, generator
-from tests.kernels.elementwise import poisoned_memory
 from tests.kernels.linear_cases import FP32_SUM_ERROR, GUARD, activations, assert_linear, between_poison
-from tests.mutation import KillTable, Mutant
+from tests.kernels.planting import noticing
 from twophase_kernels import KernelsUnavailableError, packed_linear
 
 pytest.importorskip("triton", reason="not run here: no triton")
 pytestmark = pytest.mark.skipif(HERE == "cuda", reason="not run here: a kernel for CPUs")
 
 # (T, O, I): one element; one block exactly; rests of rows, outputs, columns, and of a pair of columns; full tiles of rows.
-SHAPES = [(1, 1, 1), (1, 64, 32), (3, 65, 33), (2, 130, 100), (8, 63, 64), (11, 70, 17)]
+SHAPES = [(1, 1, 1), (1, 64, 32), (3, 65, 33), (2, 130, 100), (8, 63, 64), (11, 70, 17), (0, 5, 3)]
 DTYPES_OF_CPU = [dtype for dtype in DTYPES if dtype != torch.float16]
 
 
@@ -27,7 +26,7 @@ def weight_of(num_outputs, num_inputs, dtype):
 
 def check_packed_linear(module, shape, dtype=torch.float32, has_bias=True):
     num_tokens, num_outputs, num_inputs = shape
-    x = activations(num_tokens, num_inputs, dtype, HERE)
+    x = activations(num_tokens, num_inputs, dtype)
     weight = weight_of(num_outputs, num_inputs, dtype)
     bias = 10 * torch.randn(num_outputs, generator=generator(4)).to(dtype) if has_bias else None
     words = between_poison(module.pack_weight(weight), float("nan") if dtype == torch.float32 else 0x7FC07FC0)
@@ -39,25 +38,8 @@ def check_packed_linear(module, shape, dtype=torch.float32, has_bias=True):
 
     with patch.object(module, "torch", SimpleNamespace(**vars(torch) | {"empty": empty})):
         got = module.packed_linear(x, words, num_outputs, bias)
-    assert_linear(got, x, weight.double(), weight.double().abs(), bias, guarded, FP32_SUM_ERROR)
-
-
-def check_layout(module):
-    """The words of a weight whose elements say where they are."""
-    weight = (torch.arange(70)[:, None] + torch.arange(5)[None, :] / 8).float()  # exact in bfloat16 up to 32
-    words = module.pack_weight(weight)
-    assert words.shape == (2, 16, 64)
-    assert words[0, 3, 9] == 9 + 3 / 8
-    assert words[1, 4, 5] == 69 + 4 / 8
-    assert not words[1, :, 6:].any()
-    assert not words[:, 5:].any()
-    pairs = module.pack_weight(weight.bfloat16())
-    assert pairs.shape == (2, 16, 64)
-    low, high = (pairs[0, 1, 9] << 16).view(torch.float32), (pairs[0, 1, 9] & -65536).view(torch.float32)
-    assert (low.item(), high.item()) == (9 + 2 / 8, 9 + 3 / 8)
-    assert pairs[0, 2, 9] & -65536 == 0, "there is no column 5"
-    for one, packed in ((weight, words), (weight.bfloat16(), pairs)):
-        assert torch.equal(module.unpack_weight(packed, 70, 5), one)
+    for result in (got, module.packed_linear_reference(x, words, num_outputs, bias)):
+        assert_linear(result, x, weight.double(), weight.double().abs(), bias, guarded, FP32_SUM_ERROR)
 
 
 @pytest.mark.parametrize("dtype", DTYPES_OF_CPU, ids=str)
@@ -66,8 +48,19 @@ def test_kernel(shape, dtype):
     check_packed_linear(packed_linear, shape, dtype, has_bias=shape[0] % 2 == 1)
 
 
-def test_layout():
-    check_layout(packed_linear)
+def check_layout(module):
+    """The words of a weight whose elements say where they are."""
+    weight = (torch.arange(70)[:, None] + torch.arange(5)[None, :] / 8).float()  # exact in bfloat16 up to 32
+    words, pairs = module.pack_weight(weight), module.pack_weight(weight.bfloat16())
+    assert words.shape == pairs.shape == (2, 16, 64)
+    assert (words[0, 3, 9], words[1, 4, 5]) == (9 + 3 / 8, 69 + 4 / 8)
+    assert not words[1, :, 6:].any()
+    assert not words[:, 5:].any()
+    low, high = (pairs[0, 1, 9] << 16).view(torch.float32), (pairs[0, 1, 9] & -65536).view(torch.float32)
+    assert (low.item(), high.item()) == (9 + 2 / 8, 9 + 3 / 8)
+    assert pairs[0, 2, 9] & -65536 == 0, "there is no column 5"
+    for one, packed in ((weight, words), (weight.bfloat16(), pairs)):
+        assert torch.equal(module.unpack_weight(packed, 70, 5), one)
 
 
 def check_small_layers(module):
@@ -77,27 +70,63 @@ def check_small_layers(module):
     check_packed_linear(module, (1, 130, 100), torch.bfloat16, has_bias=False)
 
 
+# -- codes
+
+CODES = [(4, 70, 96, 32), (4, 130, 256, 64), (8, 70, 48, 48), (8, 130, 80, 80)]  # bits, O, I, group
+
+
+def codes_of(module, bits, num_outputs, num_inputs, group):
+    """Codes, the weight that they are, and the kernel's arguments of them."""
+    rng = generator(0)
+    low, high = (0, 16) if bits == 4 else (-128, 128)
+    codes = torch.randint(low, high, (num_outputs, num_inputs), generator=rng)
+    scales = torch.rand(num_outputs, num_inputs // group, generator=rng)
+    dense, packed = codes.double() * scales.double().repeat_interleave(group, 1), {"scales": module.pack_scales(scales)}
+    if bits == 4:
+        minima = -torch.rand(scales.shape, generator=rng) * 8
+        dense += minima.double().repeat_interleave(group, 1)
+        packed["minima"] = module.pack_scales(minima)
+    return codes, dense, module.pack_code_words(codes, bits), packed
+
+
+def check_packing(module):
+    for bits, num_outputs, num_inputs, group in CODES:
+        codes, _, words, _ = codes_of(module, bits, num_outputs, num_inputs, group)
+        assert words.shape == (-(-num_outputs // 64), num_inputs * bits // 32, 64)
+        assert torch.equal(module.unpack_code_words(words, bits, num_outputs), codes.int())
+        assert words[0, 0, 1] & (2**bits - 1) == codes[1, 0] & (2**bits - 1), "the first code has the lowest bits"
+    fitting = {(4, 64, 32): True, (4, 64, 16): False, (8, 32, 32): True, (8, 40, 40): False, (8, 64, 32): False}
+    assert {each: module.fits(*each) for each in fitting} == fitting
+
+
+def check_products(module, dtypes=DTYPES_OF_CPU, shapes=CODES):
+    for bits, num_outputs, num_inputs, group in shapes:
+        _, dense, words, packed = codes_of(module, bits, num_outputs, num_inputs, group)
+        for dtype in dtypes:
+            for num_rows in (0, 1, 3, 9):
+                wide = torch.randn(num_rows, num_inputs + 3, generator=generator(num_rows))
+                x = wide.to(dtype)[:, :num_inputs]
+                bias = torch.linspace(-9, 9, num_outputs).to(dtype) if num_rows % 2 else None
+                want = x.double() @ dense.T + (0 if bias is None else bias.double())
+                absolute = {torch.float32: 2e-6, torch.bfloat16: 4e-3}[dtype] * (128 if bits == 8 else 16) * 16
+                for product in (module.packed_linear, module.packed_linear_reference):
+                    got = product(x, words, num_outputs, bias, **packed)
+                    assert got.dtype == dtype
+                    relative = 8e-3 if dtype == torch.bfloat16 else 1e-5
+                    torch.testing.assert_close(got.double(), want, rtol=relative, atol=absolute)
+
+
+@pytest.mark.parametrize("check", [check_packing, check_products], ids=lambda check: check.__name__)
+def test_codes(check):
+    check(packed_linear)
+
+
 def test_no_access_is_astray():
     with triton_on_cpu.checked():
         check_small_layers(packed_linear)
 
 
-def test_reference():
-    def reference(x, words, num_outputs, bias):
-        return packed_linear.packed_linear_reference(x, words, num_outputs, bias)
-
-    for dtype in (torch.float32, torch.bfloat16):
-        x, weight = activations(3, 33, dtype, "cpu"), weight_of(65, 33, dtype)
-        got = reference(x, packed_linear.pack_weight(weight), 65, None)
-        guarded = torch.full((2 * GUARD, 1), 7.0)
-        assert_linear(got, x, weight.double(), weight.double().abs(), None, guarded, FP32_SUM_ERROR)
-
-
-def test_nothing_to_do():
-    words = packed_linear.pack_weight(weight_of(5, 3, torch.float32))
-    with poisoned_memory():
-        assert packed_linear.packed_linear(torch.empty(0, 3), words, 5).shape == (0, 5)
-
+# -- refusals
 
 X, WORDS = torch.zeros(2, 3), torch.zeros(1, 16, 64)
 
@@ -117,17 +146,33 @@ def test_wrong_arguments(arguments, message):
         packed_linear.packed_linear(*arguments)
 
 
+def test_wrong_codes():
+    _, _, words, packed = codes_of(packed_linear, *CODES[0])
+    for message, wrong in {
+        "words must be": {"words": words[:, :11]},
+        "scales must be": {"scales": packed["scales"][:, :2]},
+        "minima must be": {"minima": packed["minima"][:1]},
+        "8 bits of 96 columns have no scales": {"words": words.repeat(1, 2, 1), "minima": None},
+        "minima belong to codes of 4 bits": {"scales": None},
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            packed_linear.packed_linear(
+                **{"x": torch.zeros(1, 96), "words": words, "num_outputs": 70, **packed, **wrong}
+            )
+
+
 @pytest.mark.parametrize(
-    ("weight", "message"),
+    ("pack", "message"),
     [
-        (torch.zeros(2, 3).half(), "float32 or bfloat16, got torch.float16"),
-        (torch.zeros(2), r"must be \[O, I\], .* got \[2\]"),
-        (torch.zeros(0, 3), "neither of them 0"),
+        (lambda: packed_linear.pack_weight(torch.zeros(2, 3).half()), "float32 or bfloat16, got torch.float16"),
+        (lambda: packed_linear.pack_weight(torch.zeros(2)), r"must be \[O, I\], .* got \[2\]"),
+        (lambda: packed_linear.pack_weight(torch.zeros(0, 3)), "neither of them 0"),
+        (lambda: packed_linear.pack_code_words(torch.zeros(2, 12).long(), 4), "multiple of 8 columns, got 12"),
     ],
 )
-def test_wrong_weights(weight, message):
+def test_wrong_weights(pack, message):
     with pytest.raises(ValueError, match=message):
-        packed_linear.pack_weight(weight)
+        pack()
 
 
 @pytest.mark.parametrize("how", ["cuda", "emulated"])
@@ -139,24 +184,19 @@ def test_a_gpu_is_refused(how):
         packed_linear.packed_linear(X, WORDS, 5)
 
 
-MUTANTS = [
-    ("last column dropped", "& (at_x < num_inputs)", "& (at_x < num_inputs - 1)"),
-    ("columns that are not there", "& (at_x < num_inputs)", "& (at_x < num_inputs + 64)"),
-    ("even for odd", "+ tl.arange(0, COLUMNS)[None, :, None]", "+ 0 * tl.arange(0, COLUMNS)[None, :, None]"),
-    ("halves swapped", "+ tl.arange(0, COLUMNS)[None, :, None]", "+ (COLUMNS - 1 - tl.arange(0, COLUMNS))[None, :, None]"),
-    ("words as columns", "(start * COLUMNS + tl.arange(0, BLOCK_W * COLUMNS))[None, :]", "(start + tl.arange(0, BLOCK_W * COLUMNS))[None, :]"),
-    ("rows as if packed", "[:, None] * x_row_stride", "[:, None] * num_inputs"),
-    ("rows that are not there", "mask=mask_t & mask_o[None, :]", "mask=mask_o[None, :]"),
-    ("outputs that are not there", "mask_o = outputs < num_outputs", "mask_o = outputs < num_outputs + 1"),
-    ("one block for all", "words_ptr += block * num_words * BLOCK_O", "words_ptr += 0 * block * num_words * BLOCK_O"),
-    ("bias left out", "        total += tl.load(bias_ptr", "        total += 0 * tl.load(bias_ptr"),
-    ("last words left out", "range(0, num_words, BLOCK_W)", "range(0, num_words - 16, BLOCK_W)"),
-    ("last sum alone", "[BLOCK_W * COLUMNS, BLOCK_O]), total,", "[BLOCK_W * COLUMNS, BLOCK_O]), 0 * total,"),
-    ("padding of outputs as columns", "padded.unflatten(0, (-1, BLOCK_OUTPUTS)).transpose(1, 2)", "padded.unflatten(0, (-1, BLOCK_OUTPUTS)).mT.mT"),
-]  # fmt: skip
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("name", "old", "new"), MUTANTS, ids=[row[0] for row in MUTANTS])
-def test_mutants_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase_kernels.packed_linear", old, new), check_small_layers)
+MUTANTS = {
+    ("packed_linear",): [
+        ("columns that are not there", "& (at_x < num_inputs)", "& (at_x < num_inputs + 64)", check_small_layers),
+        ("halves swapped", "+ tl.arange(0, COLUMNS)[None, :, None]", "+ (COLUMNS - 1 - tl.arange(0, COLUMNS))[None, :, None]", check_small_layers),
+        ("rows as if packed", "[:, None] * x_row_stride", "[:, None] * num_inputs", check_small_layers),
+        ("rows that are not there", "mask=mask_t & mask_o[None, :]", "mask=mask_o[None, :]", check_small_layers),
+        ("one block for all", "words_ptr += block * num_words * BLOCK_O", "words_ptr += 0 * block * num_words * BLOCK_O", check_small_layers),
+        ("last words left out", "range(0, num_words, BLOCK_W)", "range(0, num_words - 16, BLOCK_W)", check_small_layers),
+        ("padding of outputs as columns", "padded.unflatten(0, (-1, BLOCK_OUTPUTS)).transpose(1, 2)", "padded.unflatten(0, (-1, BLOCK_OUTPUTS)).mT.mT", check_small_layers),
+        ("signs lost", "else (words << (24 - 8 * k)) >> 24", "else (words >> (8 * k)) & 255", check_products),
+        ("minima left out", " + x_sum[:, None] * minimum[None, :]", "", check_products),
+        ("the first group's scale", "group_offs = start // BLOCK_W * BLOCK_O + offs_o", "group_offs = offs_o", check_products),
+        ("the first code highest", "<< (bits * k) for k", "<< (32 - bits - bits * k) for k", check_packing),
+    ],
+}  # fmt: skip
+test_mutants_are_killed = noticing(MUTANTS)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ import torch
 from tests.kernels.attention_grid import grid_points, grid_slices, of_the_whole_grid
 from tests.kernels.cases import (
     HERE,
-    LSE_TOLERANCE,
     TOLERANCE,
     assert_close,
     attend,
@@ -21,11 +21,10 @@ from tests.kernels.cases import (
 from twophase_kernels import paged_decode as module
 from twophase_kernels._triton import tl, triton
 from twophase_kernels.attend_range import Tiles, paged_attention_reference
-from twophase_kernels.paged_decode import choose_num_splits, decode_tiles
+from twophase_kernels.paged_decode import choose_num_splits
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
-decode, decode_few = (functools.partial(how, module.paged_decode) for how in (attend, attend_ragged))
 check = functools.partial(check_attention, attend, module.paged_decode)
 check_ragged = functools.partial(check_attention, attend_ragged, module.paged_decode)
 
@@ -88,8 +87,8 @@ def test_no_sequences():
 @pytest.mark.usefixtures("small_gpu")
 def test_windows_of_few_tokens_at_the_edge_of_a_chunk():
     """A window as long as a chunk: the keys of all tokens' windows together are one chunk more, or are not."""
+    case = make_case([1100, 600, 514, 0], [5, 4, 3, 0], heads=(3, 1), device=HERE)
     for window in (508, 510, 512, 513):
-        case = make_case([1100, 600, 514, 0], [5, 4, 3, 0], heads=(3, 1), device=HERE)
         check_ragged(case, window=window)
 
 
@@ -100,14 +99,9 @@ def test_few_tokens_padded_like_a_graph(num_splits):
     case = make_case([700, 9], [3, 1], heads=(3, 1), device=HERE)
     q = torch.cat([case.q, torch.full((6, 3, 64), math.nan, device=HERE)])
     q[4] = 1
-    tables, lens, bounds = (
-        torch.cat([x, last])
-        for x, last in (
-            (case.block_tables, case.block_tables[:1]),
-            (case.seq_lens, case.seq_lens[:1] * 0),
-            (case.cu_query_lens, case.cu_query_lens[-1:] + 1),
-        )
-    )
+    tables = torch.cat([case.block_tables, case.block_tables[:1]])
+    lens = torch.cat([case.seq_lens, case.seq_lens[:1] * 0])
+    bounds = torch.cat([case.cu_query_lens, case.cu_query_lens[-1:] + 1])
     for function in (module.paged_decode, paged_attention_reference):
         out = torch.full_like(q, 7.0)
         options = {"max_query_len": 4, "scale": case.scale, "num_splits": num_splits}
@@ -115,22 +109,6 @@ def test_few_tokens_padded_like_a_graph(num_splits):
         assert_close(out[:4], attention_oracle(case)[0], TOLERANCE[torch.float32])
         assert (out[4] == 0).all()
         assert (out[5:] == 7).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_query_len": 0}, "must be positive"),
-        ({"max_query_len": 9, "tiles": Tiles(16, 64, 4, 3)}, "at most 16, got 9; paged_prefill takes longer ones"),
-        ({"max_query_len": 33}, "at most 64, got 33"),
-        ({"cu_query_lens": None}, "one query per sequence, got 5 and 2 sequences, max_query_len 5"),
-        ({"cu_query_lens": torch.tensor([0, 3, 5], device=HERE)}, "cu_query_lens must be contiguous int32"),
-    ],
-)
-def test_few_tokens_refuses(options, message):
-    case = make_case([9, 4], [3, 2], heads=(4, 2), device=HERE)
-    with pytest.raises(ValueError, match=message):
-        decode_few(case, **{"max_query_len": 5} | options)
 
 
 # Heuristics and counts.
@@ -146,12 +124,6 @@ def test_choose_num_splits():
     assert h200(1, 1, num_keys=10**6) == 128
     assert h200(1, 8, num_keys=1) == 1
     assert choose_num_splits(0, 8, 100, num_sms=1) == 1
-
-
-def test_tiles_hold_the_group():
-    for generation in ("ampere", "ada", "hopper", "cdna"):
-        assert decode_tiles(3, 64, torch.float16, "none", generation).block_m == 16
-        assert decode_tiles(71, 64, torch.float16, "none", generation).block_m == 128
 
 
 # What is refused.
@@ -189,20 +161,26 @@ def test_refuses(changes, message):
         module.paged_decode(**case_with(**changes))
 
 
-def test_refuses_rows_that_are_no_multiple_of_16_bytes():
+def test_refuses_few_tokens_and_rows():
+    case = make_case([9, 4], [3, 2], heads=(4, 2), device=HERE)
+    for options, message in (
+        ({"max_query_len": 0}, "must be positive"),
+        ({"max_query_len": 9, "tiles": Tiles(16, 64, 4, 3)}, "at most 16, got 9; paged_prefill takes longer ones"),
+        ({"max_query_len": 33}, "at most 64, got 33"),
+        ({"cu_query_lens": None}, "one query per sequence, got 5 and 2 sequences, max_query_len 5"),
+        ({"cu_query_lens": torch.tensor([0, 3, 5], device=HERE)}, "cu_query_lens must be contiguous int32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attend_ragged(module.paged_decode, case, **{"max_query_len": 5} | options)
     case = make_case([3], head_dim=20, dtype=torch.float16, device=HERE)
     with pytest.raises(ValueError, match=r"multiple of 16 bytes.* D=20 in torch\.float16 is 40 bytes"):
-        decode(case)
+        attend(module.paged_decode, case)
 
 
 def test_a_cache_of_another_float_type():
     """A model in fp32 may keep its cache in fp16."""
     case = make_case([70], dtype=torch.float16, device=HERE)
-    out, lse = decode(case, q=case.q.float())
-    want = attention_oracle(case)
-    assert out.dtype == torch.float32
-    assert_close(out, want[0], TOLERANCE[torch.float32])
-    assert_close(lse, want[1], LSE_TOLERANCE)
+    check(replace(case, q=case.q.float()))
 
 
 # Splits by length, in batches that fill the GPU.

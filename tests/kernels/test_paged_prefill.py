@@ -18,6 +18,7 @@ from tests.kernels.cases import (
     make_case,
 )
 from twophase_kernels import paged_prefill as module
+from twophase_kernels.paged_decode import decode_tiles
 from twophase_kernels.paged_prefill import prefill_tiles
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -84,15 +85,12 @@ def test_nothing_to_do():
     assert (out.shape, lse.shape) == ((0, 4, 64), (0, 4))
 
 
-# Heuristics and counts.
-
-
 def test_tiles_hold_the_group():
-    generations = ("cpu", "ampere", "ada", "hopper", "cdna")
-    dtypes, formats = (torch.float32, torch.bfloat16), ("none", "int8")
-    for generation, dtype, kv_format, head_dim in itertools.product(generations, dtypes, formats, (64, 128, 256)):
-        for max_query_len in (1, 1000):
-            assert prefill_tiles(71, head_dim, dtype, kv_format, True, max_query_len, generation).block_m >= 71
+    generations, formats = ("cpu", "ampere", "ada", "hopper", "cdna"), ("none", "int8")
+    axes = generations, (torch.float32, torch.bfloat16), formats, (64, 128, 256), (1, 1000)
+    for generation, dtype, kv_format, head_dim, max_query_len in itertools.product(*axes):
+        assert prefill_tiles(71, head_dim, dtype, kv_format, True, max_query_len, generation).block_m >= 71
+        assert decode_tiles(71, head_dim, dtype, kv_format, generation).block_m >= 71
 
 
 # What is refused. (What both kernels refuse alike is tested with paged_decode.)

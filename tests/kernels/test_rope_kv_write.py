@@ -11,14 +11,7 @@ from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_referenc
 pytest.importorskip("triton", reason="not run here: no triton")
 
 # (H, H_kv, D, page, T)
-SHAPES = (
-    (9, 3, 64, 16, 7),
-    (5, 1, 80, 32, 5),
-    (4, 4, 96, 16, 5),
-    (32, 8, 128, 64, 5),
-    (16, 1, 256, 128, 5),
-    (80, 40, 64, 16, 5),
-)
+SHAPES = ((9, 3, 64, 16, 7), (5, 1, 80, 32, 5), (4, 4, 96, 16, 5), (16, 1, 256, 128, 5), (80, 40, 64, 16, 5))
 KV_FORMATS = ("none", "int8", "fp8_e4m3")
 NUM_POSITIONS = 2048
 
@@ -44,10 +37,7 @@ def check_rope_kv_write(function, shape=SHAPES[0], dtype=torch.float32, kv_forma
     slots, angle = awkward_slots(num_tokens, 3 * page, page), angles(head_dim)
     positions = torch.randint(1, NUM_POSITIONS, (num_tokens,), generator=torch.Generator().manual_seed(3))
     positions[0], positions[-1] = 0, NUM_POSITIONS - 1
-    for token, slot in enumerate(slots):
-        if slot >= 0:
-            k_guard.expect(slot, rotate(k[token].double().cpu(), angle[positions[token]]))
-            v_guard.expect(slot, v[token].double().cpu())
+    written = {slot: token for token, slot in enumerate(slots) if slot >= 0}
     # A row before the tables belongs to nobody.
     tables = [torch.cat([table[:1] + 1, table]).float().to(device)[1:] for table in (angle.cos(), angle.sin())]
     got = function(
@@ -58,8 +48,9 @@ def check_rope_kv_write(function, shape=SHAPES[0], dtype=torch.float32, kv_forma
     want = torch.stack([rotate(row, angle[p]) for row, p in zip(q_before, positions, strict=True)])
     # Two products and a sum in fp32, of cos and sin rounded to fp32: a few times 2^-24 of the larger operand.
     assert_rounded_once(got, want, 4 * 2.0**-24 * q_before.abs().amax((1, 2))[:, None, None], "q")
-    k_guard.check("k", fp32_error=4 * 2.0**-24 * k.double().abs().max().item())
-    v_guard.check("v", fp32_error=0.0)
+    rotated = {slot: rotate(k[token].double().cpu(), angle[positions[token]]) for slot, token in written.items()}
+    k_guard.check(rotated, "k", fp32_error=4 * 2.0**-24 * k.double().abs().max().item())
+    v_guard.check({slot: v[token].double().cpu() for slot, token in written.items()}, "v", fp32_error=0.0)
     q.copy_(q_before)
     assert torch.equal(q._base, all_before), "something besides q was overwritten"
 
@@ -104,10 +95,9 @@ def test_cache_of_more_than_2_to_31_elements():
 
 
 def test_no_tokens():
-    cos = torch.zeros(8, 32, device=HERE)
-    cache = torch.zeros(1, 2, 16, 64, device=HERE)
-    empty, index = torch.empty(0, 2, 64, device=HERE), torch.empty(0, dtype=torch.int64, device=HERE)
-    assert rope_kv_write(empty, empty, empty, cos, cos, index, index, cache, cache) is empty
+    empty, cache = torch.empty(0, 2, 64, device=HERE), torch.zeros(1, 2, 16, 64, device=HERE)
+    index = torch.empty(0, dtype=torch.int64, device=HERE)
+    assert rope_kv_write(empty, empty, empty, *unrotated(0, 64), index, cache, cache) is empty
 
 
 @pytest.mark.parametrize(
@@ -127,17 +117,10 @@ def test_no_tokens():
     ],
 )
 def test_wrong_arguments(change, message):
-    arguments = {
-        "q": torch.zeros(4, 6, 64),
-        "k": torch.zeros(4, 2, 64),
-        "v": torch.zeros(4, 2, 64),
-        "cos": torch.zeros(99, 32),
-        "sin": torch.zeros(99, 32),
-        "positions": torch.arange(4),
-        "slot_mapping": torch.arange(4),
-        "k_cache": torch.zeros(3, 2, 16, 64),
-        "v_cache": torch.zeros(3, 2, 16, 64),
-    }
+    shapes = {"q": (4, 6, 64), "k": (4, 2, 64), "v": (4, 2, 64), "cos": (99, 32), "sin": (99, 32)}
+    shapes |= {"k_cache": (3, 2, 16, 64), "v_cache": (3, 2, 16, 64)}
+    arguments = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    arguments |= {"positions": torch.arange(4), "slot_mapping": torch.arange(4)}
     arguments = {name: x if x.is_meta else moved(x, HERE) for name, x in (arguments | change).items()}
     with pytest.raises(ValueError, match=message):
         rope_kv_write(**arguments)

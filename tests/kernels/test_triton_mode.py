@@ -1,7 +1,6 @@
 """Every way in which kernels cannot run has its own message. The mode is fixed per process, so each case is one."""
 
 import functools
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,10 +11,9 @@ import textwrap
 import pytest
 import torch
 
-from tests.mutation import KillTable, Mutant
-from twophase_kernels import _triton
+from twophase_kernels import KernelsUnavailableError, _triton
 from twophase_kernels._triton import triton
-from twophase_kernels.choice import Choice, choose, has_compiler
+from twophase_kernels.choice import Choice, choose
 
 HIDE_TRITON = """
 import sys
@@ -167,92 +165,49 @@ def test_without_a_compiler(tmp_path):
     pytest.importorskip("triton", reason="not run here: no triton")
     hidden = {"PATH": str(tmp_path)}
     because = "from twophase_kernels._triton import reason; print(reason())"
-    no_compiler = "because there is neither a GPU nor a C compiler"
-    assert run(SAY + because, **hidden) == ["interpreted", no_compiler]
     again = "; from twophase_kernels.choice import choice_here; print(choice_here().reason)"  # as doctor asks
+    no_compiler = "because there is neither a GPU nor a C compiler"
     assert run(SAY + because + again, **hidden) == ["interpreted", no_compiler, no_compiler]
-    (line,) = run("import triton" + SAY, **hidden)
-    assert line.startswith("Kernels are to be interpreted, because there is neither a GPU nor a C compiler, but triton")
-    (line,) = run(SAY, **hidden, TRITON_INTERPRET="0")
-    assert line.startswith("There is no C compiler: no gcc or clang in PATH")
-    (line,) = run(SAY, **hidden, CC="no_such_compiler")
-    assert line.startswith("CC is 'no_such_compiler', but there is no program")
+    for code, environment, beginning in (
+        ("import triton" + SAY, {}, f"Kernels are to be interpreted, {no_compiler}, but triton"),
+        (SAY, {"TRITON_INTERPRET": "0"}, "There is no C compiler: no gcc or clang in PATH"),
+        (SAY, {"CC": "no_such_compiler"}, "CC is 'no_such_compiler', but there is no program"),
+    ):
+        (line,) = run(code, **hidden, **environment)
+        assert line.startswith(beginning)
 
 
-@pytest.mark.parametrize("has_gpu", [False, True])
-def test_a_gpu_comes_first(has_gpu):
-    assert choose({}, has_gpu, has_compiler=True) == (
-        Choice("cuda", "because there is a GPU") if has_gpu else Choice("cpu", "because there is no GPU")
-    )
-    assert choose({}, has_gpu, has_compiler=False).mode == ("cuda" if has_gpu else "interpreted")
-    assert choose({"TRITON_INTERPRET": "1"}, has_gpu, has_compiler=True).mode == "interpreted"
-    assert choose({"TWOPHASE_KERNELS": "cpu"}, has_gpu, has_compiler=False).mode == "cpu"
+def test_a_gpu_comes_first():
+    assert choose({}, has_gpu=True, has_compiler=False) == Choice("cuda", "because there is a GPU")
+    assert choose({}, has_gpu=False, has_compiler=True) == Choice("cpu", "because there is no GPU")
+    assert choose({}, has_gpu=False, has_compiler=False).mode == "interpreted"
+    assert choose({"TRITON_INTERPRET": "1"}, has_gpu=True, has_compiler=True).mode == "interpreted"
+    assert choose({"TWOPHASE_KERNELS": "cpu"}, has_gpu=True, has_compiler=False).mode == "cpu"
 
 
-def test_the_search_for_a_compiler_is_triton_on_cpus(monkeypatch, tmp_path):
-    """Which cannot be asked before triton is imported."""
-    pytest.importorskip("triton", reason="not run here: no triton")
-    from triton_on_cpu.compile import toolchain
-    from triton_on_cpu.errors import CompilerMissingError
-
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not has_compiler()
-    with pytest.raises(CompilerMissingError):
-        toolchain()
-    for name in ("gcc", "clang", "cc"):
-        program = tmp_path / name
-        program.write_text("#!/bin/sh")
-        program.chmod(0o755)
-        assert has_compiler()
-        toolchain()
-        program.unlink()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "ziglang")
-    assert has_compiler()
-    toolchain()
-
-
-def check_missing_tools(module, monkeypatch, tmp_path, what):
-    """A process that sees a GPU, in which triton has still to build its helper, and lacks what it builds with."""
-    from triton.backends.nvidia import driver
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-        for name in ("_active", "_default"):
-            patch.setattr(triton.runtime.driver, name, None)
-        for found in (driver.libcuda_dirs, driver.library_dirs):  # what an earlier case has found
-            getattr(found, "cache_clear", lambda: None)()
-        expected = "AssertionError: libcuda"
-        if what == "headers":
-            expected = f"no Python.h in {tmp_path}"
-            paths = sysconfig.get_paths() | {"include": str(tmp_path)}
-            patch.setattr(sysconfig, "get_paths", lambda *args, **options: paths)
-            patch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
-            patch.setenv("CC", "false")  # as gcc ends without them
-        with pytest.raises(module.KernelsUnavailableError) as caught:
-            module._require_driver()
-    message = str(caught.value)
-    assert message.startswith("There is a GPU, but Triton cannot build"), message
-    assert f"({expected}" in message, message
-    assert "apt install gcc python3-dev" in message
-
-
-without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about a GPU that is not there")
-
-
-@without_a_gpu
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about a GPU that is not there")
 @pytest.mark.parametrize("what", ["libcuda", "headers"])
 def test_a_gpu_without_what_triton_builds_with(monkeypatch, tmp_path, what):
+    """A process that sees a GPU, in which triton has still to build its helper, and lacks what it builds with."""
     pytest.importorskip("triton", reason="not run here: no triton")
-    check_missing_tools(_triton, monkeypatch, tmp_path, what)
+    from triton.backends.nvidia import driver
 
-
-@pytest.mark.mutants
-@without_a_gpu
-@pytest.mark.parametrize("what", ["libcuda", "headers"])
-def test_a_mutant_that_expects_one_kind_of_error_is_killed(monkeypatch, tmp_path, what):
-    check = functools.partial(check_missing_tools, monkeypatch=monkeypatch, tmp_path=tmp_path, what=what)
-    old, new = "except Exception as error", "except RuntimeError as error"
-    KillTable.record(Mutant(f"only RuntimeError, no {what}", "twophase_kernels._triton", old, new), check)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("_active", "_default"):
+        monkeypatch.setattr(triton.runtime.driver, name, None)
+    for found in (driver.libcuda_dirs, driver.library_dirs):  # what an earlier case has found
+        getattr(found, "cache_clear", lambda: None)()
+    expected = "AssertionError: libcuda"
+    if what == "headers":
+        expected = f"no Python.h in {tmp_path}"
+        paths = sysconfig.get_paths() | {"include": str(tmp_path)}
+        monkeypatch.setattr(sysconfig, "get_paths", lambda *args, **options: paths)
+        monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
+        monkeypatch.setenv("CC", "false")  # as gcc ends without them
+    with pytest.raises(KernelsUnavailableError) as caught:
+        _triton._require_driver()
+    message = str(caught.value)
+    assert message.startswith("There is a GPU, but Triton cannot build"), message
+    assert f"({expected}" in message
+    assert "apt install gcc python3-dev" in message

@@ -70,29 +70,17 @@ def test_e4m3_weights(tmp_path):
     assert_logits_equal(logits_of(tmp_path), oracle_logits(oracle, PROMPT), "e4m3")
 
 
-def test_layers_that_are_left_plain_stay_so(tmp_path):
-    """Of q, k and v one is plain: they cannot be one product."""
+@pytest.mark.parametrize(
+    ("family", "plain"), [("llama-biases", ("v_proj", "down")), ("qwen3-moe", ()), ("qwen3-moe", (".experts.0.",))]
+)
+def test_layers_that_are_left_plain_stay_so(family, plain, tmp_path):
+    """Of q, k and v one is plain: they cannot be one product. Or one expert is, or none."""
 
     def some(stem, layer):
-        if "v_proj" in stem or "down" in stem:
-            return {f"{stem}.weight": layer.weight}
-        return awq(stem, layer)
+        return {f"{stem}.weight": layer.weight} if any(part in stem for part in plain) else awq(stem, layer)
 
-    oracle = write(tmp_path, AWQ, some)
-    assert_logits_equal(logits_of(tmp_path), oracle_logits(oracle, PROMPT), "some plain")
-
-
-def test_experts(tmp_path):
-    oracle = write(tmp_path, AWQ, awq, family="qwen3-moe")
-    assert_logits_equal(logits_of(tmp_path), oracle_logits(oracle, PROMPT), "experts")
-
-
-def test_experts_of_which_one_is_plain(tmp_path):
-    def some(stem, layer):
-        return {f"{stem}.weight": layer.weight} if ".experts.0." in stem else awq(stem, layer)
-
-    oracle = write(tmp_path, AWQ, some, family="qwen3-moe")
-    assert_logits_equal(logits_of(tmp_path), oracle_logits(oracle, PROMPT), "one plain expert")
+    oracle = write(tmp_path, AWQ, some, family=family)
+    assert_logits_equal(logits_of(tmp_path), oracle_logits(oracle, PROMPT), family)
 
 
 def test_a_quantised_folder_opens_by_itself_in_bfloat16(tmp_path):
@@ -171,11 +159,12 @@ def test_missing_and_misshapen_parts_are_named(tmp_path):
 
 
 def test_groups_of_unequal_size_are_refused(tmp_path):
-    write(tmp_path, GPTQ, gptq)
-    path, name = tmp_path / "model.safetensors", "model.layers.0.mlp.down_proj.g_idx"
-    tensors = load_file(path)
-    tensors[name][0] = 1
-    save_file(tensors, path)
+    def store(stem, layer):
+        layer.group_of[0] += "layers.0.mlp.down" in stem
+        return gptq(stem, layer)
+
+    write(tmp_path, GPTQ, store)
+    name = "model.layers.0.mlp.down_proj.g_idx"
     with pytest.raises(ModelFolderError, match=rf"{name} must have 32 inputs of each of 3 groups"):
         logits_of(tmp_path)
 

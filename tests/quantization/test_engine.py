@@ -45,10 +45,10 @@ def test_logits_are_those_of_the_rounded_weights(name, tmp_path):
 def test_bfloat16_is_near(name, tmp_path):
     """The layers of a CPU, few rows and many, against float32 with the same codes: bf16 keeps 8 bits of an activation."""
     folder, _ = make_folder("llama", tmp_path, **SIZES)
-    models = [
-        LLM(folder, quantization=name, device="cpu", dtype=each, **OPENED).model for each in ("bfloat16", "float32")
-    ]
-    ours, exact = (Pages(model, 2) for model in models)
+    ours, exact = (
+        Pages(LLM(folder, quantization=name, device="cpu", dtype=dtype, **OPENED).model, 2)
+        for dtype in ("bfloat16", "float32")
+    )
     for chunks in ([(0, PROMPT)], [(0, [7]), (1, [9, 11])]):
         for got, wanted in zip(ours.run(chunks), exact.run(chunks), strict=True):
             assert float((got - wanted).abs().max()) <= 0.1 * float(wanted.abs().max())

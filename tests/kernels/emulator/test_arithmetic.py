@@ -175,13 +175,10 @@ def check_integers(one):
 def check_wide_products(one):
     for kind, dtype in (("s32", np.int32), ("u32", np.uint32)):
         a, b = integers(dtype, seed=3), integers(dtype, seed=4)
-        wide = [int(x) * int(y) for x, y in zip(a, b, strict=True)]
-        want = np.array([x % 2**64 for x in wide], np.uint64)
-        same(one(f"mul.wide.{kind} %rd9, %r1, %r2;", a, b), want)
-        high = np.array([x // 2**32 % 2**32 for x in wide], np.uint32)
-        same(one(f"mul.hi.{kind} %r9, %r1, %r2;", a, b), high)
-        added = np.array([(x + 5) % 2**64 for x in wide], np.uint64)
-        same(one(f"mad.wide.{kind} %rd9, %r1, %r2, 5;", a, b), added)
+        wide = a.astype(np.int64 if kind == "s32" else np.uint64) * b
+        same(one(f"mul.wide.{kind} %rd9, %r1, %r2;", a, b), wide)
+        same(one(f"mul.hi.{kind} %r9, %r1, %r2;", a, b), (wide >> 32).astype(np.uint32))
+        same(one(f"mad.wide.{kind} %rd9, %r1, %r2, 5;", a, b), wide + 5)
 
 
 def check_shifts(one):
@@ -310,17 +307,9 @@ def check_to_integers(one):
     for mode, function in modes.items():
         for kind, dtype in (("s32", np.int32), ("u32", np.uint32), ("s64", np.int64)):
             limits = np.iinfo(dtype)
-
-            def expected(number, function=function, limits=limits):
-                if math.isnan(number):
-                    return 0
-                if math.isinf(number):
-                    return limits.max if number > 0 else limits.min
-                return max(limits.min, min(limits.max, function(number)))
-
-            out = "%rd9" if dtype == np.int64 else "%r9"
-            want = np.array([expected(float(number)) for number in x], dtype)
-            same(one(f"cvt.{mode}.{kind}.f32 {out}, %r1;", x), want)
+            numbers = [function(min(max(n, -1e20), 1e20)) if n == n else 0 for n in x.tolist()]
+            want = np.array([max(limits.min, min(limits.max, n)) for n in numbers], dtype)
+            same(one(f"cvt.{mode}.{kind}.f32 {'%rd9' if kind == 's64' else '%r9'}, %r1;", x), want)
     same(one("cvt.rmi.f32.f32 %r9, %r1;", x), np.floor(x))
     same(one("cvt.sat.f32.f32 %r9, %r1;", tiled([-1, 0.5, 7], np.float32)), tiled([0, 0.5, 1], np.float32))
 
@@ -331,15 +320,19 @@ def check_from_integers(one):
     same(one("cvt.rn.f32.s64 %r9, %rd1;", x), x.astype(np.float32))
     assert one("cvt.rn.f32.s64 %r9, %rd1;", x).view(np.float32)[10] == 2.0**60 + 2.0**37
     y = integers(np.uint32, seed=9)
-    same(one("cvt.rn.f32.u32 %r9, %r1;", y), y.astype(np.float32))
-    same(one("cvt.rn.f32.s32 %r9, %r1;", y), y.view(np.int32).astype(np.float32))
-    same(one("cvt.rn.f16.s32 %rs9, %r1;", y >> 20), (y >> 20).astype(np.float16))
-    same(one("cvt.rn.f16.s8 %rs9, %rs1;", y.astype(np.uint16)), y.astype(np.int8).astype(np.float16))
-    same(one("cvt.s64.s32 %rd9, %r1;", y), y.view(np.int32).astype(np.int64))
-    same(one("cvt.u64.u32 %rd9, %r1;", y), y.astype(np.uint64))
-    same(one("cvt.s32.s8 %r9, %rs1;", y.astype(np.uint16)), y.astype(np.int8).astype(np.int32))
-    same(one("cvt.u32.u16 %r9, %rs1;", y.astype(np.uint16)), y.astype(np.uint16).astype(np.uint32))
-    same(one("cvt.u16.u32 %rs9, %r1;", y), y.astype(np.uint16))
+    signed, low = y.view(np.int32), y.astype(np.uint16)
+    for line, given, want in (
+        ("cvt.rn.f32.u32 %r9, %r1;", y, y.astype(np.float32)),
+        ("cvt.rn.f32.s32 %r9, %r1;", y, signed.astype(np.float32)),
+        ("cvt.rn.f16.s32 %rs9, %r1;", y >> 20, (y >> 20).astype(np.float16)),
+        ("cvt.rn.f16.s8 %rs9, %rs1;", low, y.astype(np.int8).astype(np.float16)),
+        ("cvt.s64.s32 %rd9, %r1;", y, signed.astype(np.int64)),
+        ("cvt.u64.u32 %rd9, %r1;", y, y.astype(np.uint64)),
+        ("cvt.s32.s8 %r9, %rs1;", low, y.astype(np.int8).astype(np.int32)),
+        ("cvt.u32.u16 %r9, %rs1;", low, low.astype(np.uint32)),
+        ("cvt.u16.u32 %rs9, %r1;", y, low),
+    ):
+        same(one(line, given), want)
 
 
 def on_module(check):
@@ -348,12 +341,7 @@ def on_module(check):
 
 
 CHECKS = [on_module(check) for check in checks_of(globals())]
-
-
-@each_of(CHECKS)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_instructions(check):
-    check(arithmetic)
+test_instructions = pytest.mark.filterwarnings("ignore::RuntimeWarning")(each_of(CHECKS, arithmetic))
 
 
 NOT_COVERED = (

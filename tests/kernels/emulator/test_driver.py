@@ -61,11 +61,6 @@ def test_edited_ptx_runs_instead(compiling):
     compiling.call(check_edit)
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match="covers sm_80, sm_86, sm_89, sm_90; got 'sm_100'"), emulated("sm_100"):
-        pass
-
-
 # -- the process ------------------------------------------------------------------------------------------------------
 
 
@@ -102,22 +97,17 @@ def test_calls_travel_both_ways(compiling):
     assert compiling.call(pid_and_mode, 1)[0] == pid, "an error is not its end"
 
 
-@pytest.mark.full  # two more processes, of seconds each
-def test_a_process_that_dies_is_replaced():
-    with CompilingProcess() as process:
-        with pytest.raises(RuntimeError, match="ended with exit status 3"):
-            process.call(die)
-        assert process.call(pid_and_mode, 1)[2] == 2
-
-
 def sleep_and_answer(seconds):
     time.sleep(seconds)
     return "too late"
 
 
-@pytest.mark.full
-def test_an_interrupted_call_is_not_answered_later():
+@pytest.mark.full  # two more processes, of seconds each
+def test_calls_that_end_early():
+    """A process that dies is replaced; an interrupted call is not answered later."""
     with CompilingProcess() as process:
+        with pytest.raises(RuntimeError, match="ended with exit status 3"):
+            process.call(die)
         assert process.call(len, "1234") == 4
         timer = threading.Timer(0.5, _thread.interrupt_main)
         timer.start()
@@ -127,13 +117,12 @@ def test_an_interrupted_call_is_not_answered_later():
         assert process.call(len, "12345") == 5
 
 
-def test_functions_of_main_are_refused(compiling):
-    def function():
+def test_refusals(compiling, monkeypatch):
+    with pytest.raises(ValueError, match="covers sm_80, sm_86, sm_89, sm_90; got 'sm_100'"), emulated("sm_100"):
         pass
-
-    function.__module__ = "__main__"
+    monkeypatch.setattr(die, "__module__", "__main__")
     with pytest.raises(ValueError, match="is defined in __main__"):
-        compiling.call(function)
+        compiling.call(die)
 
 
 def test_the_example_of_the_docs(tmp_path):

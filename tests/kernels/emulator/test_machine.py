@@ -96,8 +96,4 @@ def check_endless_loops(module):
 
 
 CHECKS = checks_of(globals())
-
-
-@each_of(CHECKS)
-def test_machine(check):
-    check(machine)
+test_machine = each_of(CHECKS, machine)

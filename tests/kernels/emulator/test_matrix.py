@@ -1,5 +1,7 @@
 """Matrix instructions against plain matrix products, with fragments laid out element by element as the PTX ISA says."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,10 @@ def random_matrix(rows, columns, kind, seed=0):
     """(bits uint16 [rows, columns], the same as fp32), small integers and halves: products and sums are exact."""
     x = torch.randint(-8, 9, (rows, columns), generator=torch.Generator().manual_seed(seed)) / 2
     return x.to(KINDS[kind]).view(torch.int16).numpy().view(np.uint16), x.numpy()
+
+
+def integers(*shape):
+    return np.random.default_rng(1).integers(0, 2**32, shape, np.uint64).astype(np.uint32)
 
 
 def packed(pairs):
@@ -36,70 +42,53 @@ def rows_of_matrices(count, warps=2):
     return shared.view(np.uint8).reshape(1, -1), matrices, addresses.reshape(-1)
 
 
-def check_load_matrices(module):
-    for count in (1, 2, 4):
-        for trans in ("", ".trans"):
-            shared, matrices, addresses = rows_of_matrices(count)
-            registers = [f"%r{11 + i}" for i in range(count)]
-            lines = f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{', '.join(registers)}}}, [%r1];"
-            got = run(lines, {"%r1": addresses}, threads=64, shared=shared, shared_bytes=shared.size, module=module)
-            for i, register in enumerate(registers):
-                for thread in range(64):
-                    m, g, q = matrices[thread // 32, i], thread % 32 // 4, thread % 4
-                    low, high = (m[2 * q, g], m[2 * q + 1, g]) if trans else (m[g, 2 * q], m[g, 2 * q + 1])
-                    assert got[register][thread] == int(high) << 16 | int(low), (count, trans, i, thread)
-
-
-def check_store_matrices(module):
-    """What stmatrix writes, ldmatrix of the same form reads."""
-    rng = np.random.default_rng(1)
-    for count in (1, 2, 4):
-        for trans in ("", ".trans"):
-            shared, _, addresses = rows_of_matrices(count)
-            values = {f"%r{11 + i}": rng.integers(0, 2**32, 64, np.uint64).astype(np.uint32) for i in range(count)}
-            loaded = ", ".join(f"%r{21 + i}" for i in range(count))
-            lines = (
-                f"stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r1], {{{', '.join(values)}}};\n"
-                f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{loaded}}}, [%r1];"
-            )
-            got = run(
-                lines, values | {"%r1": addresses}, threads=64, shared=shared, shared_bytes=shared.size, module=module
-            )
-            for i in range(count):
-                np.testing.assert_array_equal(got[f"%r{21 + i}"], values[f"%r{11 + i}"])
+def check_matrices_in_shared_memory(module):
+    """ldmatrix, element by element; and what stmatrix writes, ldmatrix of the same form reads."""
+    for count, trans in itertools.product((1, 2, 4), ("", ".trans")):
+        shared, matrices, addresses = rows_of_matrices(count)
+        loaded, stored = ([f"%r{first + i}" for i in range(count)] for first in (11, 21))
+        form = f"sync.aligned.m8n8.x{count}{trans}.shared.b16"
+        load = f"ldmatrix.{form} {{{', '.join(loaded)}}}, [%r1];"
+        got = run(load, {"%r1": addresses}, threads=64, shared=shared, shared_bytes=shared.size, module=module)
+        for (i, register), thread in itertools.product(enumerate(loaded), range(64)):
+            m, g, q = matrices[thread // 32, i], thread % 32 // 4, thread % 4
+            low, high = (m[2 * q, g], m[2 * q + 1, g]) if trans else (m[g, 2 * q], m[g, 2 * q + 1])
+            assert got[register][thread] == int(high) << 16 | int(low), (count, trans, i, thread)
+        values = dict(zip(stored, integers(count, 64), strict=True))
+        lines = f"stmatrix.{form} [%r1], {{{', '.join(stored)}}};\n{load}"
+        got = run(lines, values | {"%r1": addresses}, threads=64, shared_bytes=shared.size, module=module)
+        for register, name in zip(loaded, stored, strict=True):
+            np.testing.assert_array_equal(got[register], values[name])
 
 
 # -- mma.sync ---------------------------------------------------------------------------------------------------------
 
 
 def check_mma(module):
-    for kind in KINDS:
-        for k in (16, 8):
-            products = [(random_matrix(16, k, kind, s), random_matrix(k, 8, kind, s + 9)) for s in (0, 1)]  # two warps
-            num_a, num_b = k // 2, k // 4
-            a, b = np.zeros((64, num_a), np.uint16), np.zeros((64, num_b), np.uint16)
-            c = np.arange(64 * 4, dtype=np.float32).reshape(64, 4)
-            for thread in range(64):
-                (bits_a, _), (bits_b, _) = products[thread // 32]
-                g, q = thread % 32 // 4, thread % 4
-                for i in range(num_a):
-                    a[thread, i] = bits_a[g + 8 * (i // 2 % 2), 2 * q + i % 2 + 8 * (i // 4)]
-                for i in range(num_b):
-                    b[thread, i] = bits_b[2 * q + i % 2 + 8 * (i // 2), g]
-            names = [
-                [f"%r{first + i}" for i in range(n)] for first, n in ((11, k // 4), (21, k // 8), (31, 4), (41, 4))
-            ]
-            registers = dict(zip(names[0], packed(a), strict=True)) | dict(zip(names[1], packed(b), strict=True))
-            registers |= dict(zip(names[2], c.T, strict=True))
-            operands = ", ".join("{" + ", ".join(names[i]) + "}" for i in (3, 0, 1, 2))
-            lines = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kind}.{kind}.f32 {operands};"
-            got = run(lines, registers, threads=64, module=module)
-            for thread in range(64):
-                want = products[thread // 32][0][1] @ products[thread // 32][1][1]
-                g, q = thread % 32 // 4, thread % 4
-                for i in range(4):
-                    value = got[names[3][i]].view(np.float32)[thread]
-                    assert value == want[g + 8 * (i // 2), 2 * q + i % 2] + c[thread, i], (kind, k, thread, i)
+    for kind, k in itertools.product(KINDS, (16, 8)):
+        products = [(random_matrix(16, k, kind, s), random_matrix(k, 8, kind, s + 9)) for s in (0, 1)]  # two warps
+        num_a, num_b = k // 2, k // 4
+        a, b = np.zeros((64, num_a), np.uint16), np.zeros((64, num_b), np.uint16)
+        c = np.arange(64 * 4, dtype=np.float32).reshape(64, 4)
+        for thread in range(64):
+            (bits_a, _), (bits_b, _) = products[thread // 32]
+            g, q = thread % 32 // 4, thread % 4
+            for i in range(num_a):
+                a[thread, i] = bits_a[g + 8 * (i // 2 % 2), 2 * q + i % 2 + 8 * (i // 4)]
+            for i in range(num_b):
+                b[thread, i] = bits_b[2 * q + i % 2 + 8 * (i // 2), g]
+        names = [[f"%r{first + i}" for i in range(n)] for first, n in ((11, k // 4), (21, k // 8), (31, 4), (41, 4))]
+        registers = dict(zip(names[0], packed(a), strict=True)) | dict(zip(names[1], packed(b), strict=True))
+        registers |= dict(zip(names[2], c.T, strict=True))
+        operands = ", ".join("{" + ", ".join(names[i]) + "}" for i in (3, 0, 1, 2))
+        lines = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kind}.{kind}.f32 {operands};"
+        got = run(lines, registers, threads=64, module=module)
+        for thread in range(64):
+            want = products[thread // 32][0][1] @ products[thread // 32][1][1]
+            g, q = thread % 32 // 4, thread % 4
+            for i in range(4):
+                value = got[names[3][i]].view(np.float32)[thread]
+                assert value == want[g + 8 * (i // 2), 2 * q + i % 2] + c[thread, i], (kind, k, thread, i)
 
 
 # -- wgmma ------------------------------------------------------------------------------------------------------------
@@ -293,11 +282,7 @@ def check_warpgroups(module):
 
 
 CHECKS = checks_of(globals())
-
-
-@each_of(CHECKS)
-def test_matrices(check):
-    check(matrix)
+test_matrices = each_of(CHECKS, matrix)
 
 
 @pytest.mark.parametrize(

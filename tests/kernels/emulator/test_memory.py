@@ -201,11 +201,7 @@ def check_atomics(module):
 
 
 CHECKS = checks_of(globals())
-
-
-@each_of(CHECKS)
-def test_memory(check):
-    check(memory)
+test_memory = each_of(CHECKS, memory)
 
 
 def test_uninitialised_shared_memory_is_nan():

@@ -90,11 +90,7 @@ def check_parameters_and_special_registers(module):
 
 
 CHECKS = checks_of(globals())
-
-
-@each_of(CHECKS)
-def test_movement(check):
-    check(movement)
+test_movement = each_of(CHECKS, movement)
 
 
 @pytest.mark.parametrize(

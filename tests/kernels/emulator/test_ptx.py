@@ -75,11 +75,7 @@ def check_head(module):
 
 
 CHECKS = checks_of(globals())
-
-
-@each_of(CHECKS)
-def test_parser(check):
-    check(ptx)
+test_parser = each_of(CHECKS, ptx)
 
 
 def test_refuses_what_is_no_kernel():

@@ -127,21 +127,13 @@ def check_flops(module):
     assert seen.matrix_flops == 6 * 2 * 16 * 8 * 16
 
 
-def checks():
-    """(check, name)."""
-    for name, (lines, expected) in GLOBAL_CASES.items():
-        yield partial(check_global, lines=lines, expected=expected), name
-    for name, (lines, expected) in SHARED_CASES.items():
-        yield partial(check_shared, lines=lines, expected=expected), name
-    for check in (
-        check_requests_per_warp, check_example, check_masked_copies, check_in_flight, check_flops
-    ):  # fmt: skip
-        yield check, check.__name__
+CHECKS = [
+    *(partial(check_global, lines=lines, expected=expected) for lines, expected in GLOBAL_CASES.values()),
+    *(partial(check_shared, lines=lines, expected=expected) for lines, expected in SHARED_CASES.values()),
+    check_requests_per_warp, check_example, check_masked_copies, check_in_flight, check_flops,
+]  # fmt: skip
 
 
-CHECKS, NAMES = zip(*checks(), strict=True)
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=NAMES)
+@pytest.mark.parametrize("check", CHECKS)
 def test_traffic(check):
     check(traffic)

@@ -73,8 +73,4 @@ def check_parts_of_warps_and_blocks(module):
 
 
 CHECKS = checks_of(globals())
-
-
-@each_of(CHECKS)
-def test_warps(check):
-    check(warps)
+test_warps = each_of(CHECKS, warps)
