@@ -17,7 +17,7 @@ from twophase.engine.runner import Parcel
 
 
 def arrays(params: Sequence[SamplingParams], row_of_draw: Sequence[int]) -> dict[str, Any]:
-    """Of the rows that ask for log-probabilities, and of their draws, what `logprobs_of` needs on the device."""
+    """Rows that ask for log-probabilities, and their draws, as `logprobs_of` needs them on the device."""
     place = {r: i for i, r in enumerate(r for r, p in enumerate(params) if p.logprobs is not None)}
     draws = [d for d, r in enumerate(row_of_draw) if r in place]
     return {
@@ -31,7 +31,7 @@ def arrays(params: Sequence[SamplingParams], row_of_draw: Sequence[int]) -> dict
 def logprobs_of(
     token_ids: Int[Tensor, "D"], logits: Float[Tensor, "R V"], params: Sequence[SamplingParams], given: Parcel
 ) -> list[Tensor]:
-    """Of the asking rows: each draw's log-probability, and the best tokens with theirs, by the model's distribution."""
+    """Each asking draw's log-probability, and the best tokens of its row with theirs, by the model's distribution."""
     num_top = max(p.logprobs or 0 for p in params)
     logprobs = logits[given["asking_rows"]].div_(given["asking_temperature"][:, None]).log_softmax(dim=-1)
     top = logprobs.topk(min(num_top, logprobs.shape[1]), dim=-1)
@@ -46,7 +46,7 @@ def with_logprobs(
     top_ids: Float64[np.ndarray, "P K"],
     top_logprobs: Float64[np.ndarray, "P K"],
 ) -> list[SampledToken]:
-    """The drawn tokens; where a row asks for them, with what `logprobs_of` found."""
+    """The drawn tokens; where a row asks for it, with the log-probabilities that `logprobs_of` found."""
     best = [
         tuple(zip(map(int, ids), values.tolist(), strict=True))
         for ids, values in zip(top_ids, top_logprobs, strict=True)

@@ -33,7 +33,7 @@ def bias_of(params: SamplingParams) -> Bias:
 
 
 def arrays(rows: Sequence[SampleRow]) -> Arrays:
-    """What `edited` needs on the device, of each kind of edit that a row has."""
+    """The arrays that `edited` needs on the device, for each kind of edit that a row has."""
     found: Arrays = {}
     for name, argument_of, arrays_of, _ in EDITS:
         arguments = {r: each for r, row in enumerate(rows) if (each := argument_of(row)) is not None}

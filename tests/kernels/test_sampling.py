@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from tests.kernels.cases import HERE
-from tests.kernels.planting import mutants_of
-from tests.mutation import KillTable
+from tests.kernels.planting import noticing
 from twophase_kernels import sampling
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -77,8 +76,4 @@ MUTANTS = {
     ],
 }  # fmt: skip
 
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("check", "mutant"), mutants_of(MUTANTS))
-def test_mutants_are_killed(check, mutant):
-    KillTable.record(mutant, check)
+test_mutants_are_killed = noticing(MUTANTS)

@@ -98,7 +98,7 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[Samp
 
 
 def _random_arrays(rows: Sequence[SampleRow], draws: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Of the rows that are not greedy: their parameters, and their draws, in row order."""
+    """The random rows: their parameters, and their draws, in row order."""
     place = {r: i for i, r in enumerate(r for r, row in enumerate(rows) if not row.params.is_greedy)}
     params = [rows[r].params for r in place]
     chosen = [(d, rows[r], i) for d, (r, i) in enumerate(draws) if r in place]
