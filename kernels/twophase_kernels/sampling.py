@@ -1,8 +1,8 @@
 """Draw a token from each row of weights: top-k, top-p and min-p by one threshold, found without sorting.
 
 Each filter keeps the tokens whose weight reaches some lowest weight, which k tokens (top-k), or tokens of a share p of
-the mass (top-p), reach. It is found by bisection over the bits of a float, whose order is the floats', in some 30 passes
-over the row, all but the first from the cache.
+the mass (top-p), reach. Bisection over the bits of a float, whose order is the floats', finds it in some 30 passes over
+the row, all but the first from the cache.
 
 Masses are whole numbers, 2^40 for the heaviest token: their sums are exact in any order. So a draw is the same on every
 device. Tokens of less than 2^-40 of the heaviest are never drawn; 10^5 of them would have a mass of 10^-7.
