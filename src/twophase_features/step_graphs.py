@@ -132,7 +132,7 @@ class DecodeGraphs:
     def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
         """Hidden states of a batch of decodes, by token; None if the batch must run eagerly. Valid until the next
         run."""
-        # A chunk of one token in the middle of a prompt is no decode: it has no row to sample.
+        # A chunk of one token in the middle of a prompt is not a decode: it has no row to sample.
         is_decode = all(chunk.num_samples and len(chunk.token_ids) == 1 + chunk.num_drafts for chunk in chunks)
         max_query_len = max(len(chunk.token_ids) for chunk in chunks)
         num_rows, block_size = padded_batch_size(len(chunks)), self._kv_cache.spec.block_size
