@@ -75,6 +75,11 @@ class Searched:
 
     def __str__(self) -> str:
         told = [*self.survivors, *(f"equivalent.py: {error}" for error in self.errors)]
+        if self.survivors:
+            told.append(
+                "Each lacks a case or a tighter tolerance; or it changes nothing, and is an entry of equivalent.py beside "
+                f'the answers: {{"{self.exercise}": {{"the reason": ("part of the text after ->",)}}}}'
+            )
         return "\n    ".join([f"{self.exercise}: {summary([self])}", *told])
 
 
