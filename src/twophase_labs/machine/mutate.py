@@ -76,9 +76,9 @@ class Searched:
     def __str__(self) -> str:
         told = [*self.survivors, *(f"equivalent.py: {error}" for error in self.errors)]
         if self.survivors:
+            entry = f'{{"{self.exercise}": {{"the reason": ("part of the text after ->",)}}}}'
             told.append(
-                "Each lacks a case or a tighter tolerance; or it changes nothing, and is an entry of equivalent.py beside "
-                f'the answers: {{"{self.exercise}": {{"the reason": ("part of the text after ->",)}}}}'
+                f"Each needs a case or a tighter tolerance; one that changes nothing, in equivalent.py: {entry}"
             )
         return "\n    ".join([f"{self.exercise}: {summary([self])}", *told])
 
