@@ -1316,7 +1316,7 @@ def paged_prefill_kernel(
     num_cached = seq_len - chunk_len  # tokens of this sequence before its chunk
     offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     tokens = first_token + offs_m // G  # [BLOCK_M], the token of each row, counted from the start of the chunk
-    # BEGIN SOLUTION: heads, rows and positions; q; the loop over tiles of keys; both stores
+    # BEGIN SOLUTION: heads, rows, row_positions; mask_m, mask_q and q; hi, where the loop ends; the table's row
     heads = kv_head * G + offs_m % G
     rows = (chunk_start + tokens) * H + heads
     row_positions = num_cached + tokens
@@ -1326,10 +1326,13 @@ def paged_prefill_kernel(
 
     hi = tl.minimum(num_cached + first_token + BLOCK_Q, seq_len)
     table_ptr = block_tables_ptr + sequence * table_row_stride
+    # END SOLUTION
+
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for start in range(0, hi, BLOCK_N):
+        # BEGIN SOLUTION: the tile's positions, and their K and V through the table: k and v; visible
         positions = start + tl.arange(0, BLOCK_N)
         in_range = positions < hi
         page_ids = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0)
@@ -1337,8 +1340,9 @@ def paged_prefill_kernel(
         mask_kv = in_range[:, None] & (offs_d < D)[None, :]
         k = tl.load(k_ptr + kv_rows[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
         v = tl.load(v_ptr + kv_rows[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
         visible = in_range[None, :] & (positions[None, :] <= row_positions[:, None])
+        # END SOLUTION
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
         scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, axis=1))
         p, rescale = tl.exp2(scores - new_max[:, None]), tl.exp2(row_max - new_max)
@@ -1347,7 +1351,6 @@ def paged_prefill_kernel(
         row_max = new_max
     tl.store(out_ptr + rows[:, None] * D + offs_d[None, :], acc / row_sum[:, None], mask=mask_q)
     tl.store(lse_ptr + rows, row_max + tl.log2(row_sum), mask=mask_m)
-    # END SOLUTION
 
 
 # %%
