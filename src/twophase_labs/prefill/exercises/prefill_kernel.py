@@ -26,13 +26,13 @@ from twophase_labs.prefill.weights import (
 
 BATCHES = cases(query_lens=((4,), (3, 2)), cached=((0,), (0, 6)))
 
-KERNEL = exercise("2.8", "The paged prefill kernel", "paged_prefill_kernel", "kernel", points=6, minutes=25, lines=28)
+KERNEL = exercise("2.8", "The paged prefill kernel", "paged_prefill_kernel", "kernel", points=6, minutes=20, lines=28)
 KERNEL.difficulty, KERNEL.time_limit_s = 3, 60
 KERNEL.objective = "attend over a paged cache, for a ragged batch of prompt chunks with grouped heads"
 KERNEL.hints = (
-    "Do it by hand for sequence A of the picture: a chunk of 5 tokens behind 6 in the cache, G = 2, BLOCK_Q = 2, "
-    "and the program of tile 1. Which tokens, heads and positions do its rows have? Row 3 is token 3 of the chunk, "
-    "position 9.",
+    "Do it by hand for sequence A of the picture: a chunk of 5 tokens behind 6 in the cache, G = 3, BLOCK_Q = 2, "
+    "and the program of tile 1. Which tokens, heads and positions do its rows have? Row 4 is token 3 of the chunk, "
+    "head 1 of the group, position 9.",
     "Three counts begin at different places: tokens of the chunk, rows of the flat batch, positions of the "
     "sequence. A chunk's tokens are the last chunk_len of seq_len. In the loop of 2.7 only three lines change: where "
     "k and v are loaded from (through the table), and `visible`. Before it: which row of q a row is.",
