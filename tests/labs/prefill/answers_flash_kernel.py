@@ -47,7 +47,6 @@ BANKS = {
         wrong("rows of 16 elements", "v_ptr + keys[:, None] * D", "v_ptr + keys[:, None] * (D // 16 * 16)", by=MATCHES),
         wrong("a maximum of at least -1e4", 'float("-inf"), tl.float32)', "-1e4, tl.float32)", by=LEVELS),
         wrong("every key tile", "tl.minimum((tl.program_id(0) + 1) * BLOCK_M, L)", "L", by=HIDDEN),
-        wrong("loads without `other`", "mask=mask_kv, other=0.0)\n        v =", "mask=mask_kv)\n        v =", by=SEES),
         wrong("weights stay float32", "p.to(v.dtype)", "p", by=HALF),
         wrong("LSE in base e", "tl.log2", "tl.log", by=LSE),
         right("two passes", TWO_PASSES),
