@@ -220,8 +220,8 @@ for index in (0, 12, 29):
 # %% [markdown]
 # ### Going further: what heads do
 #
-# The real queries and keys, rotated, give the weights of real heads. Each row shows where one token
-# looks. Three of SmolLM2's 30 × 9 heads:
+# The real queries and keys, rotated, give the weights of real heads. Each row shows where one token looks. Three of
+# SmolLM2's 30 × 9 heads:
 
 # %%
 panels = {}
@@ -691,7 +691,7 @@ pictures.draw_saved_traffic(saved)
 
 # %% [markdown]
 # ## 6. A first kernel: fusion
-# <!-- minutes: 24 -->
+# <!-- minutes: 23 -->
 #
 # *Needs: Triton.*
 #
@@ -861,7 +861,7 @@ for name in ways:
 
 # %% [markdown]
 # ## 7. FlashAttention, from an empty body
-# <!-- minutes: 35 -->
+# <!-- minutes: 34 -->
 #
 # *Needs: Triton.*
 #
@@ -1128,7 +1128,7 @@ print(f"weights read for it, if it comes alone: {4 * 134_515_008:,} bytes")
 
 # %% [markdown]
 # ## 9. Ragged batches and chunks
-# <!-- minutes: 8 -->
+# <!-- minutes: 6 + 2 -->
 #
 # *Needs: CPU.*
 #
@@ -1201,7 +1201,22 @@ prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
 # </details>
 
 # %% [markdown]
-# **What it costs.** Chunking is exact (section 10 shows it) and not free. Each chunk is a forward pass of its own,
+# **Takeaway.** Four prompts of 30 to 1,000 tokens waste 70 % of all positions when padded, and none when packed. A
+# prompt in chunks gives what it gives at once, as long as keys, mask and rotation count the tokens before the chunk.
+#
+# > **In production, 2026.**
+# > [vLLM](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
+# > chunks prefills by default wherever the model allows it, by what `max_num_batched_tokens` leaves after the decodes.
+# > [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
+# > has `--chunked-prefill-size` (-1 switches it off). In
+# > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/llm-api/reference/TorchLlmArgs.html) it is off until
+# > `enable_chunked_prefill=True`. By roofline, on an H100: weights of 16 GB take 4.8 ms to read, as long as the
+# > arithmetic of about 300 tokens; chunks above that cost little.
+
+# %% [markdown]
+# ### Going further: what chunks cost
+#
+# Chunking is exact (section 10 shows it) and not free. Each chunk is a forward pass of its own,
 # which reads all weights once more. For a prompt of 4,096 tokens, on Llama-3-8B in two-byte elements, with your counts:
 
 # %%
@@ -1220,22 +1235,10 @@ for size in (4096, 1024, 512, 256, 64):
 # cache; a small chunk has few tiles to share them. What small chunks lose above all is intensity: at 64 tokens a weight
 # that is read is used 64 times only, which is below the ridge of an A100. So make chunks as large as the latency of the
 # other requests allows (lab 4).
-#
-# **Takeaway.** Four prompts of 30 to 1,000 tokens waste 70 % of all positions when padded, and none when packed; 4,096
-# tokens in chunks of 512 read the weights 8 times instead of once.
-#
-# > **In production, 2026.**
-# > [vLLM](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
-# > chunks prefills by default wherever the model allows it, by what `max_num_batched_tokens` leaves after the decodes.
-# > [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
-# > has `--chunked-prefill-size` (-1 switches it off). In
-# > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/llm-api/reference/TorchLlmArgs.html) it is off until
-# > `enable_chunked_prefill=True`. By roofline, on an H100: weights of 16 GB take 4.8 ms to read, as long as the
-# > arithmetic of about 300 tokens; chunks above that cost little.
 
 # %% [markdown]
 # ## 10. The paged prefill kernel
-# <!-- minutes: 28 + 14 -->
+# <!-- minutes: 27 + 16 -->
 #
 # *Needs: Triton.*
 #
@@ -1423,6 +1426,10 @@ for length in (64, 256, 1024, 4096):
     print(f"{length:7,} {tiles.all:7,} {tiles.loaded / tiles.all:7.0%} {tiles.masked / tiles.all:7.0%}")
 
 # %% [markdown]
+# **Takeaway.** With tiles of 128 rows and 32 keys, a prompt of 4,096 tokens needs 51 % of the square's tiles; only 2 %
+# need a mask.
+
+# %% [markdown]
 # ### Going further: open the engine
 #
 # The engine's kernel has nearly the same arguments, loop and names (your `kv_rows` are called `slots` there, and the
@@ -1458,7 +1465,7 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add
 # many programs that find nothing to do, and still have to be started.
 
 # %% [markdown]
-# ### Which idea does what
+# ### Going further: which idea does what
 #
 # Three names are easily confused, because the kernels of engines have all three ideas at once.
 #
@@ -1471,10 +1478,6 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add
 # | it matters most in | prefill | both phases | decode |
 # | you wrote it in | 2.4, 2.5, 2.7 | 2.8 | lab 3 |
 # | source | arXiv:2205.14135 | arXiv:2309.06180 | [Dao et al. 2023](https://pytorch.org/blog/flash-decoding/) |
-#
-# **Takeaway.** With tiles of 128 rows and 32 keys, a prompt of 4,096 tokens needs 51 % of the square's tiles; 2 % need
-# a mask, and only there the engine's loop compares positions. Yours compares in every tile, and loads block numbers one
-# tile later.
 
 # %% [markdown]
 # ### Going further: inside a program
