@@ -1216,8 +1216,8 @@ prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
 # %% [markdown]
 # ### Going further: what chunks cost
 #
-# Chunking is exact (section 10 shows it) and not free. Each chunk is a forward pass of its own,
-# which reads all weights once more. For a prompt of 4,096 tokens, on Llama-3-8B in two-byte elements, with your counts:
+# Chunking is exact (section 10 shows it) and not free. Each chunk is a forward pass of its own, which reads all weights
+# once more. For a prompt of 4,096 tokens, on Llama-3-8B in two-byte elements, with your counts:
 
 # %%
 # NBVAL_CHECK_OUTPUT
