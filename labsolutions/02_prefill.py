@@ -62,7 +62,7 @@ from twophase_labs import ____, check, hint, measured, reveal, use
 
 # %% [markdown]
 # ## 1. Attention on one real layer
-# <!-- minutes: 18 -->
+# <!-- minutes: 15 + 2 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -214,8 +214,14 @@ for index in (0, 12, 29):
     )
 
 # %% [markdown]
-# **What heads do.** The real queries and keys, rotated, give the weights of real heads. Each row shows where one token
-# looks. Three of SmolLM2's 30 × 9 heads:
+# **Takeaway.** Attention is the only step in which tokens meet; in SmolLM2 9 query heads read 3 KV heads, so a token
+# leaves 2 · 3 · 64 = 384 elements per layer behind, and every later token needs them.
+
+# %% [markdown]
+# ### Going further: what heads do
+#
+# The real queries and keys, rotated, give the weights of real heads. Each row shows where one token looks. Three of
+# SmolLM2's 30 × 9 heads:
 
 # %%
 panels = {}
@@ -232,13 +238,10 @@ pictures.draw_attention_maps(panels, words, rings={"layer 17, head 4": (8, 2)}) 
 # possible. In the middle (the ring) the second *cat* looks at *sat*, the word that followed the first *cat*; such
 # *induction heads* continue patterns. On the right almost every token attends to the first one. Softmax weights must
 # add up to 1, so a head with nothing to retrieve puts them there. Such *attention sinks* come back in lab 5.
-#
-# **Takeaway.** Attention is the only step in which tokens meet; in SmolLM2 9 query heads read 3 KV heads, so a token
-# leaves 2 · 3 · 64 = 384 elements per layer behind, and every later token needs them.
 
 # %% [markdown]
 # ## 2. Arithmetic against traffic
-# <!-- minutes: 14 -->
+# <!-- minutes: 13 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -252,11 +255,13 @@ pictures.draw_attention_maps(panels, words, rings={"layer 17, head 4": (8, 2)}) 
 # **memory-bound**, above it **compute-bound**.
 
 # %% [markdown]
-# **Memory is a hierarchy.** "The memory" is the slowest level that the data has to come from. The next cell copies data
-# within buffers of growing size, over and over: what fits into a cache comes from there. The dashed line is one copy of
-# 256 MiB into another 256 MiB, the bandwidth used in this lab's calculations. On the right are the levels of an A100
-# with 40 GB: shared memory and HBM as the FlashAttention paper (arXiv:2205.14135, figure 1) gives them, and between the
-# two the L2 cache of 40 MB, which all multiprocessors share (its rate is of the size that microbenchmarks report).
+# **Memory is a hierarchy.** "The memory" is the slowest level that the data has to come from. The next
+# cell copies data within buffers of growing size, over and over: what fits into a cache comes from there. The dashed
+# line is one copy of 256 MiB into another 256 MiB, the bandwidth used in this lab's calculations. On the right are the
+# levels of an A100 with 40 GB: shared memory (each of the chip's many processors, the multiprocessors, has its own) and
+# HBM (high-bandwidth memory, the card's large one), as the FlashAttention paper (arXiv:2205.14135, figure 1) gives
+# them, and between the two the L2 cache of 40 MB, which all multiprocessors share (its rate is of the size that
+# microbenchmarks report).
 
 # %%
 from twophase_labs.prefill.measured_roofs import copy_rates, measure_roofs, time_attention, time_projection
@@ -316,7 +321,7 @@ for L in (1, 16, 128, 512, 2048, 8192):
 
 # %% [markdown]
 # **This machine's two roofs.** FLOP/s from a large product of random matrices, bytes per second from the large copy,
-# both measured above. Under them lie the gate projection in the engine's linear layer, and fused attention, for
+# both measured above. The points are the gate projection in the engine's linear layer, and fused attention, for
 # different numbers of tokens. All 30 layers take their turn, so that their weights really come from memory.
 
 # %%
@@ -324,8 +329,9 @@ print(f"at most {flops_per_s / 1e9:.0f} GFLOP/s and {bytes_per_s / 1e9:.1f} GB/s
 print(f"ridge at {flops_per_s / bytes_per_s:.1f} FLOP per byte")
 gate = {L: matmul_cost(L, *SMOLLM2.projections["gate"], 4) for L in (1, 2, 4, 16, 64, 256)}
 points = {"gate projection": {L: (f / b, f / time_projection(model, "gate", L)) for L, (f, b) in gate.items()}}
+# Of 9 heads and L (L + 1) / 2 visible pairs: 2 FLOPs for each of 64 elements, in two products.
 flops_of = {L: 4 * 9 * 64 * L * (L + 1) // 2 for L in (64, 256, 1024)}
-moved = {L: 4 * 2 * L * (9 + 3) * 64 for L in flops_of}
+moved = {L: 4 * 2 * L * (9 + 3) * 64 for L in flops_of}  # q and results of 9 heads, k and v of 3, four bytes each
 points["fused attention"] = {L: (f / moved[L], f / time_attention(9, 3, 64, L)) for L, f in flops_of.items()}
 pictures.draw_roofline(flops_per_s, bytes_per_s, points)
 
@@ -335,7 +341,7 @@ pictures.draw_roofline(flops_per_s, bytes_per_s, points)
 # point lies well below that roof, starting the operation costs time, too: section 11.) More tokens move it to the
 # right, where a higher rate is possible. The roofline is an upper bound. How far below it a kernel stays is what
 # optimisation is about. (Attention also computes exponentials, which the count leaves out. And where a machine reads
-# faster than it copies, or other programs slowed the copy down, a point may lie above the slanted roof.)
+# faster than it copies, or other programs ran while a roof was measured, a point may lie above it.)
 
 # %% [markdown]
 # ### The same on a GPU, on paper
@@ -345,8 +351,8 @@ pictures.draw_roofline(flops_per_s, bytes_per_s, points)
 
 # %% [markdown]
 # <!-- card 2.3 -->
-# **Think first.** A prompt of L = 512 tokens. How many times the A100's ridge is the intensity of that product? Below
-# 1 the GPU waits for its memory, above 1 for its arithmetic. (Within 20 % counts as close.)
+# **Think first.** A prompt of L = 512 tokens. Divide the intensity of that product by the A100's ridge: below 1 the GPU
+# waits for its memory, above 1 for its arithmetic. What is the quotient? (Within 20 % counts as close.)
 
 # %% tags=["exercise:2.3"]
 guess_2_3 = 2  # SOLUTION: times the ridge
@@ -368,24 +374,23 @@ f, b = matmul_cost(512, 4096, 4096, 2)
 measured("2.3", f / b / ridge)
 
 # %% [markdown]
-# **Read the result.** 512 tokens are on the compute-bound side, and 223 are enough. Two figures often seen in print are
-# wrong: a ridge of 100 for this card, while 312 over 1.555 is 200.6; and an intensity of 512 at 512 tokens, which
-# forgets that activations move too: it is 410. So the advice to *batch prompts* for the sake of a busy GPU, often given
-# beside small batches for decode, has it the wrong way round: one prompt of 223 tokens is enough, and it is decode that
-# gains from every further sequence (lab 3). A single token reaches a two-hundredth of the ridge, so 99.5 % of the
-# arithmetic that the card could do stays unused. This is why prefill and decode, with the same weights, are two
-# workloads.
+# **Read the result.** 512 tokens are on the compute-bound side, and 223 are enough. Two figures often
+# seen in print are wrong: a ridge of 100 for this card, while 312 over 1.555 is 200.6; and an intensity of 512 at 512
+# tokens, which forgets that activations move too: it is 410. Nor have prompts to be batched to keep the GPU busy: one
+# of 223 tokens is enough. It is decode that gains from every further sequence (lab 3). A single token reaches a
+# two-hundredth of the ridge, so 99.5 % of the arithmetic that the card could do stays unused. This is why prefill and
+# decode, with the same weights, are two workloads.
 #
 # **Takeaway.** Intensity grows with the tokens that share a weight: 1 FLOP per byte for a single token in two-byte
 # elements, 410 for 512 of them; the ridge of an A100 with 40 GB is 201, of one with 80 GB (2.04 TB/s) 153.
 #
 # > **In production, 2026.** An H100 SXM does 989 TFLOP/s in bfloat16 and moves 3.35 TB/s ([data
 # > sheet](https://www.nvidia.com/en-us/data-center/h100/)): its ridge is 295 FLOP per byte, so by roofline the product
-# > above needs 345 tokens to be compute-bound, where an A100 needs 223. Engines therefore fill a step with many tokens:
+# > above needs 345 tokens to be compute-bound. Engines therefore fill a step with many tokens:
 # > [vLLM](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
 # > recommends `max_num_batched_tokens` above 8192 for throughput on large GPUs, and
 # > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/paged-attention-ifb-scheduler.html) bounds a step by
-# > `max_num_tokens`. A GPU's curve would look like the CPU's above, moved to the right.
+# > `max_num_tokens`.
 
 # %% [markdown]
 # ## 3. What the score matrix costs
@@ -420,8 +425,8 @@ pictures.draw_growing(peaks, "most memory held at a time (MB)", "What attention 
 
 # %% [markdown]
 # Twice the prompt, four times the memory. Fused attention needs room for its result, which grows with L and not with
-# its square, and for a work area of fixed size; because of the latter its factor stays below two. It never has the
-# score matrix. What the matrix would be on a large model:
+# its square, and for a work area that is the same for 2,048 and 4,096 tokens: so its factor here is below two. It never
+# has the score matrix. What the matrix would be on a large model:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -498,7 +503,7 @@ pictures.draw_running(4 * torch.randn(30, generator=draw) + torch.linspace(0, 6,
 
 # %% [markdown]
 # <!-- card 2.4 -->
-# The heart of this lab, and the only time that you write it: weighted means over keys that come by once.
+# The heart of this lab, and the only time that you write it in PyTorch: weighted means over keys that come by once.
 #
 # $$m' = \max(m, s), \qquad \ell' = \ell \cdot 2^{m - m'} + 2^{s - m'}, \qquad
 # \mathrm{acc}' = \mathrm{acc} \cdot 2^{m - m'} + 2^{s - m'} v$$
@@ -560,7 +565,7 @@ for num_keys in (10, 100, 1_000, 10_000):
 
 # %% [markdown]
 # ## 5. Attention in tiles
-# <!-- minutes: 13 -->
+# <!-- minutes: 12 -->
 #
 # *Needs: CPU.*
 #
@@ -635,13 +640,19 @@ for block_q, block_k in ((200, 200), (128, 64), (128, 16), (16, 128), (17, 33), 
     print(f"tiles of {block_q:3} x {block_k:3}: {difference:.0e} off at most, {memory.num_bytes / 1e6:6.2f} MB moved")
 
 # %% [markdown]
-# **Think first.** The last column differs by a factor of fifty, for the same result. Which of the two sizes is it that
+# **Think first.** The bytes moved differ by a factor of fifty, for the same result. Which of the two sizes is it that
 # matters (compare 128 x 16 with 16 x 128), and why?
 #
-# Per query tile the keys before it are read once, $2 D \cdot L/2$ elements on average, and there are $L / B_q$ tiles:
-# $L^2 D / B_q$ in all. The **standard** way (scores from Q and K; weights from scores; results from weights and V, each
-# through slow memory) moves $4 L^2$ for the matrices alone. So the query tile counts, and the factor approaches
-# $4 B_q / D$. Here both ways really run, on a memory that notes every byte:
+# <details><summary>The answer</summary>
+#
+# The query tile. For each of them the keys and values before it are read once, $2 D \cdot L/2$ elements on average, and
+# there are $L / B_q$ of them: $L^2 D / B_q$ in all. The key tile does not occur in it.
+#
+# </details>
+#
+# The **standard** way (scores from Q and K; weights from scores; results from weights and V, each through slow memory)
+# moves $4 L^2$ elements for the matrices alone, tiles move $L^2 D / B_q$ for keys and values. So the factor saved
+# approaches $4 B_q / D$. Here both ways really run, on a memory that notes every byte:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -671,18 +682,16 @@ pictures.draw_saved_traffic(saved)
 #
 # > **In production, 2026.** Tiled attention is the default everywhere.
 # > [vLLM](https://github.com/vllm-project/vllm/blob/001394336840495fb529a33f71767ecbfdc88372/docs/design/attention_backends.md)
-# > tries `FLASH_ATTN` first on Ampere and Hopper (FlashAttention 3 on an H100) and `FLASHINFER` on Blackwell;
-# > `--attention-backend` overrides.
+# > tries `FLASH_ATTN` first on Ampere and Hopper and `FLASHINFER` on Blackwell; `--attention-backend` overrides.
 # > [SGLang](https://github.com/sgl-project/sglang/blob/000984ed03d93e6622777f500d76a59837b0c42b/docs/advanced_features/attention_backend.md)
-# > takes `fa3` on Hopper, [`trtllm_mha` on Blackwell](https://docs.sglang.io/advanced_features/attention_backend.html)
-# > and FlashInfer on older cards. FlashAttention 4, for Blackwell, emulates a part of the powers of 2 by polynomials,
-# > since there exp2 and not the products is what a tile waits for. By roofline, on an H100: one head at 16,384 tokens,
-# > D = 64, in bfloat16, is 34 GFLOP and 35 microseconds of arithmetic; its score matrix alone, moved four times, is
-# > 2.1 GB and 640 microseconds.
+# > takes `fa3` on Hopper and [`trtllm_mha` on
+# > Blackwell](https://docs.sglang.io/advanced_features/attention_backend.html). By roofline, on an H100: one head at
+# > 16,384 tokens, D = 64, in bfloat16, is 35 microseconds of arithmetic; its score matrix alone, moved four times,
+# > takes 640.
 
 # %% [markdown]
 # ## 6. A first kernel: fusion
-# <!-- minutes: 19 -->
+# <!-- minutes: 23 -->
 #
 # *Needs: Triton.*
 #
@@ -847,34 +856,35 @@ for name in ways:
 #
 # > **In production, 2026.** Most fusion is done by compilers today.
 # > [vLLM](https://docs.vllm.ai/en/v0.18.2/design/fusions/) compiles models with `torch.compile` and adds passes of its
-# > own, switched on by its optimization level: all-reduce with residual and RMSNorm from `-O2` (the default) on
-# > tensor-parallel Hopper and Blackwell GPUs, RoPE with the cache write on ROCm only. By roofline, on an H100: SiLU x
-# > up of 4,096 tokens of an 8B model, 14,336 wide, moves 940 MB in bfloat16 as three operations and 352 MB as one: 280
-# > against 105 microseconds, in each of 32 layers.
+# > own by its optimization level (`-O2` by default). By roofline, on an H100: SiLU x up of 4,096 tokens of an 8B model,
+# > 14,336 wide, takes 280 microseconds in bfloat16 as three operations and 105 as one, in each of 32 layers.
 
 # %% [markdown]
 # ## 7. FlashAttention, from an empty body
-# <!-- minutes: 27 -->
+# <!-- minutes: 34 -->
 #
 # *Needs: Triton.*
 #
-# Now the loops of section 5 as one kernel, for one head of one prompt: q, k, v and the results are `[L, D]`. You have
-# all its pieces. The outer loop becomes the grid: a program per tile of `BLOCK_M` queries. The inner loop stays a loop,
-# over tiles of `BLOCK_N` keys up to the diagonal; its state stays in registers.
+# Now the loops of section 5 as one kernel, for one head of one prompt: q, k, v and the results are `[L, D]`. The table
+# has all its pieces. The outer loop becomes the grid: a program per tile of `BLOCK_M` queries. The inner loop stays a
+# loop, over tiles of `BLOCK_N` keys up to the diagonal; its state stays in registers.
 #
 # | in `tiled_attention` | in Triton |
 # |---|---|
-# | `memory.load("k", at, at + block_k)` | `tl.load` of a tile of pointers, `[BLOCK_N, BLOCK_D]`, under a mask |
+# | the rows of a tile | `k_ptr + keys[:, None] * D + offs_d[None, :]`, a tile of pointers, `[BLOCK_N, BLOCK_D]` |
+# | `memory.load("k", at, at + block_k)` | `tl.load(pointers, mask=mask, other=0.0)`; without `other` it may be NaN |
+# | `memory.store("out", start, x)` | `tl.store(pointers, x, mask=mask)` |
 # | `q @ k.mT` | `tl.dot(q, tl.trans(k), input_precision="ieee")` |
 # | `p @ v` | `tl.dot(p.to(v.dtype), v, input_precision="ieee")`: both of one type, and later cells use float16 |
 # | `masked_fill(hidden, -torch.inf)` | `tl.where(visible, scores, float("-inf"))` |
 # | `scores.amax(-1)`, `p.sum(-1)` | `tl.max(scores, axis=1)`, `tl.sum(p, axis=1)` |
 # | `torch.exp2`, `torch.maximum` | `tl.exp2`, `tl.maximum` |
-# | `torch.full`, `torch.zeros` | `tl.full([BLOCK_M], float("-inf"), tl.float32)`, `tl.zeros` |
+# | `row_sum.log2()`, `min(a, b)` | `tl.log2(row_sum)`, `tl.minimum(a, b)` |
+# | `torch.full`, `torch.zeros` | `tl.full([BLOCK_M], float("-inf"), tl.float32)`, `tl.zeros([BLOCK_M], tl.float32)` |
 #
-# (On a GPU tensor cores multiply tiles of 16 bits. `input_precision` says how float32 may be rounded for them; "ieee"
-# does not round, and takes the ordinary units. A tile of `tl.dot` has
-# at least 16 rows and columns, hence `BLOCK_D`: D rounded up to a power of two, 16 or more.)
+# (A GPU has units for products of small matrices, *tensor cores*; their elements have 16 bits. `input_precision` says
+# how float32 may be rounded for them; "ieee" does not round, and takes the ordinary units. A tile of `tl.dot` has at
+# least 16 rows and columns, hence `BLOCK_D`: D rounded up to a power of two, 16 or more.)
 #
 # **Think first.** L = 40, tiles of 16 by 16. How many programs are there, and how many key tiles does each load? Which
 # rows of the last program must not be stored?
@@ -973,14 +983,14 @@ for L in (512, 2048):
 # %% [markdown]
 # **Read the result.** Your kernel never has the matrix, so compare the three as the prompt grows. The products of
 # PyTorch's own are tuned for this very processor; yours are what a compiler made of `tl.dot`. (On a GPU the first two
-# ways still run on the processor: compare yours at the two lengths. This cell has not been measured on a GPU yet.)
+# ways still run on the processor: compare yours at the two lengths.)
 #
 # **Takeaway.** Exact attention in one kernel is a grid over query tiles, a loop over key tiles that ends at the
 # diagonal, two products, and a state of D + 2 elements per row.
 
 # %% [markdown]
 # ## 8. Where K and V go: slots
-# <!-- minutes: 7 -->
+# <!-- minutes: 6 -->
 #
 # *Needs: CPU; Triton for the kernel.*
 #
@@ -1023,12 +1033,11 @@ print("the next 5 tokens: ", slot_mapping(table, 6, 11, 4).tolist())
 # %% [markdown]
 # **Who writes.** A kernel with a program per token reads the token's slot, then moves the K and V of its H_kv heads. In
 # the cache the heads of a token do not lie side by side, since the layout is `[N, H_kv, PAGE, D]`: a block has all
-# slots of head 0, then all of head 1. Attention wants it so, because a program reads one KV head and many slots. And
-# each layer has a tensor of its own: a program reads one layer, so a row with the K of all layers of a token would lie
-# 30 times as far from the next token's row, and a GPU fetches neighbours.
+# slots of head 0, then all of head 1. Attention wants it so, because a program reads one KV head and many slots. Each
+# layer has a tensor of its own.
 #
-# Two traps are in these lines. H_kv need not be a power of two, nor need D, and SmolLM2 has 3 KV heads: the tile is 4
-# heads wide, and the fourth does not exist. And some tokens are written nowhere: an engine that pads its batch gives
+# The kernel below minds two traps. H_kv need not be a power of two, nor need D, and SmolLM2 has 3 KV heads: the tile is
+# 4 heads wide, and the fourth does not exist. And some tokens are written nowhere: an engine that pads its batch gives
 # the padding the slot -1.
 
 
@@ -1112,16 +1121,14 @@ print(f"weights read for it, if it comes alone: {4 * 134_515_008:,} bytes")
 # > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html) of 32
 # > (`tokens_per_block`), and
 # > [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
-# > of 1, unless the attention backend asks for more (`--page-size`; 64 for `trtllm_mha` on Blackwell): with 1 the table
-# > has a slot per token. In a model whose layers are not all alike the block may be large: Qwen3.5's attention layers
-# > get blocks of 528 tokens in vLLM, to match the state of its linear layers
-# > ([#40696](https://github.com/vllm-project/vllm/issues/40696)). Writing is a kernel of its own, or part of the one
-# > that rotates q and k. By roofline, on an H100: K and V of 2,048 tokens in one layer of an 8B model are 8.4 MB in
-# > bfloat16, read and written in 5 microseconds.
+# > of 1, unless the attention backend asks for more (`--page-size`). In a model whose layers are not all alike the
+# > block may be large: Qwen3.5's attention layers get blocks of 528 tokens in vLLM, to match the state of its linear
+# > layers ([#40696](https://github.com/vllm-project/vllm/issues/40696)). By roofline, on an H100: K and V of 2,048
+# > tokens in one layer of an 8B model, in bfloat16, are read and written in 5 microseconds.
 
 # %% [markdown]
 # ## 9. Ragged batches and chunks
-# <!-- minutes: 9 -->
+# <!-- minutes: 6 + 2 -->
 #
 # *Needs: CPU.*
 #
@@ -1135,10 +1142,10 @@ from twophase_labs.prefill import prefill_pictures  # again, for where Triton's 
 prefill_pictures.draw_padding([3, 4, 5])
 
 # %% [markdown]
-# **Packed**, the tokens lie one after another, and `cu_lens`, the *cumulative* lengths, say where each prompt begins
-# and ends: prompt s is tokens `cu_lens[s]` to `cu_lens[s + 1] - 1`. Everything that works on tokens one by one
-# (projections, MLP, norms) never notices. Attention has to: tokens of different prompts must not see each other. As a
-# mask this is a row of triangles along the diagonal.
+# **Packed**, the tokens lie one after another, and `cu_query_lens`, the *cumulative* lengths, say where
+# each prompt begins and ends: prompt s is tokens `cu_query_lens[s]` to `cu_query_lens[s + 1] - 1`. Everything that
+# works on tokens one by one (projections, MLP, norms) never notices. Attention has to: tokens of different prompts must
+# not see each other. As a mask this is a row of triangles along the diagonal.
 
 # %%
 prefill_pictures.draw_packed_mask([3, 4, 5])
@@ -1194,8 +1201,23 @@ prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
 # </details>
 
 # %% [markdown]
-# **What it costs.** Chunking is exact (section 10 shows it) and not free. Each chunk is a forward pass of its own,
-# which reads all weights once more. For a prompt of 4,096 tokens, on Llama-3-8B in two-byte elements, with your counts:
+# **Takeaway.** Four prompts of 30 to 1,000 tokens waste 70 % of all positions when padded, and none when packed. A
+# prompt in chunks gives what it gives at once, as long as keys, mask and rotation count the tokens before the chunk.
+#
+# > **In production, 2026.**
+# > [vLLM](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
+# > chunks prefills by default wherever the model allows it, by what `max_num_batched_tokens` leaves after the decodes.
+# > [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
+# > has `--chunked-prefill-size` (-1 switches it off). In
+# > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/llm-api/reference/TorchLlmArgs.html) it is off until
+# > `enable_chunked_prefill=True`. By roofline, on an H100: weights of 16 GB take 4.8 ms to read, as long as the
+# > arithmetic of about 300 tokens; chunks above that cost little.
+
+# %% [markdown]
+# ### Going further: what chunks cost
+#
+# Chunking is exact (section 10 shows it) and not free. Each chunk is a forward pass of its own, which reads all weights
+# once more. For a prompt of 4,096 tokens, on Llama-3-8B in two-byte elements, with your counts:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1213,22 +1235,10 @@ for size in (4096, 1024, 512, 256, 64):
 # cache; a small chunk has few tiles to share them. What small chunks lose above all is intensity: at 64 tokens a weight
 # that is read is used 64 times only, which is below the ridge of an A100. So make chunks as large as the latency of the
 # other requests allows (lab 4).
-#
-# **Takeaway.** Four prompts of 30 to 1,000 tokens waste 70 % of all positions when padded, and none when packed; 4,096
-# tokens in chunks of 512 read the weights 8 times instead of once.
-#
-# > **In production, 2026.**
-# > [vLLM](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
-# > chunks prefills by default wherever the model allows it, by what `max_num_batched_tokens` leaves after the decodes.
-# > [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
-# > has `--chunked-prefill-size` (-1 switches it off). In
-# > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/llm-api/reference/TorchLlmArgs.html) it is off until
-# > `enable_chunked_prefill=True`. By roofline, on an H100: weights of 16 GB take 4.8 ms to read, as long as the
-# > arithmetic of about 300 tokens; chunks above that cost little.
 
 # %% [markdown]
 # ## 10. The paged prefill kernel
-# <!-- minutes: 29 + 10 -->
+# <!-- minutes: 27 + 16 -->
 #
 # *Needs: Triton.*
 #
@@ -1247,10 +1257,11 @@ for size in (4096, 1024, 512, 256, 64):
 # **Which program does what.** A program takes `BLOCK_Q` tokens of one chunk, and of each token the G query heads that
 # share one KV head. So a tile of K and V is loaded once for `BLOCK_Q · G` rows; the rest of the `BLOCK_M` are idle. Row
 # r of a program is token `r // G` of its tile, and query head `kv_head · G + r % G`. Below, A has a chunk of 5 tokens
-# behind 6 in the cache, and B a whole prompt of 6.
+# behind 6 in the cache, and B a whole prompt of 6. At the bottom are the rows of one program, with G = 3 and, to be
+# drawn, only 8 rows. (By the formula an idle row is one of the next tile's: only that tile's program may store it.)
 
 # %%
-prefill_pictures.draw_programs(query_lens=[5, 6], cached=[6, 0], block_q=2)
+prefill_pictures.draw_programs(query_lens=[5, 6], cached=[6, 0], group=3, block_m=8)
 
 # %% [markdown]
 # The grid has as many query tiles as the *longest* chunk needs; in a shorter chunk the last programs find nothing to
@@ -1269,12 +1280,17 @@ prefill_pictures.draw_programs(query_lens=[5, 6], cached=[6, 0], block_q=2)
 # %% [markdown]
 # <!-- card 2.8 -->
 # Causal attention of a ragged batch over the blocks of a cache. A row at position p sees the keys at positions 0 to p;
-# a chunk's tokens are the last `chunk_len` of their sequence. The row of K, seen as `[N * H_KV * PAGE, D]`, is
+# a chunk's tokens are the last `chunk_len` of their sequence. As in 2.7, no key tile above the diagonal is loaded: the
+# loop ends behind the program's own last token. The row of K, seen as `[N * H_KV * PAGE, D]`, is
 #
 # $$(\text{block} \cdot H_{kv} + \text{kv head}) \cdot \text{PAGE} + \text{offset},
 # \qquad \text{block} = \text{table}[\lfloor \text{position} / \text{PAGE} \rfloor]$$
 #
-# Begin with your kernel of section 7. Which program it is, is given; write the rest.
+# Make the block numbers int64 before they are multiplied, `page_ids.to(tl.int64)`: a cache may hold more than 2^31
+# elements, which this lab's small pools cannot show.
+#
+# Which program it is, is given. Copy the body of your kernel 2.7 below it: the state, the products, the update and the
+# stores, about 15 lines, stay as they are; which rows, which keys and what is visible change.
 #
 # ```python
 # a prompt of one token          # attends to itself: out is v of its slot
@@ -1294,7 +1310,7 @@ def paged_prefill_kernel(
     out_ptr,  # [T, H, D]
     lse_ptr,  # fp32 [T, H]
     qk_scale,  # score scale * log2(e)
-    table_row_stride,
+    table_row_stride,  # elements from one row of block_tables to the next
     H: tl.constexpr,
     H_KV: tl.constexpr,
     D: tl.constexpr,
@@ -1410,17 +1426,22 @@ for length in (64, 256, 1024, 4096):
     print(f"{length:7,} {tiles.all:7,} {tiles.loaded / tiles.all:7.0%} {tiles.masked / tiles.all:7.0%}")
 
 # %% [markdown]
-# ### Open the engine
+# **Takeaway.** With tiles of 128 rows and 32 keys, a prompt of 4,096 tokens needs 51 % of the square's tiles; only 2 %
+# need a mask.
+
+# %% [markdown]
+# ### Going further: open the engine
 #
 # The engine's kernel has nearly the same arguments, loop and names (your `kv_rows` are called `slots` there, and the
-# head's part is already in `k_ptr`). These are the lines of its loop that stand for yours.
+# head's part is already in `k_ptr`). These are the lines of its loop that stand for yours, without the branches for
+# quantised caches.
 
 # %%
 # needs: triton
 from twophase_kernels.attend_range import attend_range
 from twophase_labs.kit.open_engine import show_source
 
-show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add_product")
+show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add_product", without="KV_FORMAT")
 
 # %% [markdown]
 # **One question.** Your loop loads the block numbers (`page_ids`) of the tile that it is about to read. Where do those
@@ -1433,11 +1454,9 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add
 # the compiled code for an H100: 3 tiles instead of 2, so that 2 instead of 1 are in flight while one is multiplied; for
 # an A100, whose products take them from registers, room for 2 instead of 1.)
 #
-# Block numbers become int64 before they are multiplied, for a cache may hold more than 2^31 elements; in this lab's
-# small pools a kernel without it passes, too. The other differences: `MASKED` is known at compile time, and the loop
-# runs twice, first over the tiles below the diagonal, without comparisons. The maximum is scaled after it is taken, so
-# that `score * scale - maximum` is one fused multiply-add. `KV_FORMAT`, `WINDOW` and `NUM_SINKS` are quantised caches,
-# sliding windows and sinks (labs 3 and 5).
+# The other differences: `MASKED` is known at compile time, and the loop runs twice, first over the tiles below the
+# diagonal, without comparisons. The maximum is scaled after it is taken, so that `score * scale - maximum` is one fused
+# multiply-add. `WINDOW` and `NUM_SINKS` are sliding windows and sinks (lab 5).
 #
 # </details>
 #
@@ -1446,7 +1465,7 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add
 # many programs that find nothing to do, and still have to be started.
 
 # %% [markdown]
-# ### Which idea does what
+# ### Going further: which idea does what
 #
 # Three names are easily confused, because the kernels of engines have all three ideas at once.
 #
@@ -1459,10 +1478,6 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add
 # | it matters most in | prefill | both phases | decode |
 # | you wrote it in | 2.4, 2.5, 2.7 | 2.8 | lab 3 |
 # | source | arXiv:2205.14135 | arXiv:2309.06180 | [Dao et al. 2023](https://pytorch.org/blog/flash-decoding/) |
-#
-# **Takeaway.** With tiles of 128 rows and 32 keys, a prompt of 4,096 tokens needs 51 % of the square's tiles; 2 % need
-# a mask, and only there the engine's loop compares positions. Yours compares in every tile, and loads block numbers one
-# tile later.
 
 # %% [markdown]
 # ### Going further: inside a program
@@ -1544,7 +1559,8 @@ show_beside({"yours": compiled.report, "the engine's": engines})
 # so two programs read nearly the same keys; the engine's tile has 128 rows, and one program reads them once (the grid's
 # second one finds nothing to do). A tile of 64 keys is 8 KB of K and 8 KB of V: one tile is in flight in yours, two in
 # the engine's, because it knows the next tile's blocks already. Counted for a multiprocessor that is full of programs,
-# more bytes are in flight although fewer programs fit.
+# more bytes are in flight although fewer programs fit. (Without int64 yours takes fewer registers, one more program
+# fits, and the two are about even.)
 
 # %% [markdown]
 # ## 11. Capstone: your prefill in the engine
@@ -1651,8 +1667,9 @@ for prompt, output in zip(prompts, outputs, strict=True):
 print("calls of your functions:", llm.model.backend.num_calls)
 
 # %% [markdown]
-# 30 calls of `prefill`: one per layer, for all three prompts at once. The write function is called in every step, for a
-# decode step writes too, a token per sequence.
+# 30 calls of `prefill`: one per layer, for all three prompts at once. The others are called in each of
+# the 12 steps, for a decode step writes too, a token per sequence: `write` once per layer (12 · 30 = 360), `norm` 61
+# times (732), `slots` once per sequence (36).
 #
 # **By the clock.** A prompt of 256 tokens, read by the engine with your pieces and by the engine with its own. (On a
 # processor, launches of your kernels are checked, and the engine's are not.)
@@ -1740,10 +1757,10 @@ check("2.10")
 # %% [markdown]
 # <!-- card 2.11 -->
 # Each line is a mistake in the prefill kernel; `visible` is its causal mask, `mask_kv` the mask of its loads of K and
-# V, and `row_positions` are those of section 10. What does it look like from outside? (a) not one answer ever comes
-# out: NaN from the first prompt on, (b) hours without trouble, then NaN now and then, (c) each request is fine by
-# itself, and garbled when others run beside it, (d) short prompts are fine, and those that need more than one step are
-# garbled.
+# V, `table_ptr` points to the sequence's row of the block table, and `row_positions` are those of section 10. What does
+# it look like from outside? (a) not one answer ever comes out: NaN from the first prompt on, (b) hours without trouble,
+# then NaN now and then, (c) each request is fine by itself, and garbled when others run beside it, (d) short prompts
+# are fine, and those that need more than one step are garbled.
 
 # %% tags=["exercise:2.11"]
 answer_2_11 = {

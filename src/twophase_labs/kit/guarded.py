@@ -16,6 +16,9 @@ from twophase_labs.machine.kernels import device
 MIN_MARGIN_BYTES = 4096
 
 
+MARK = 0.40625  # stands where nothing was stored
+
+
 @dataclass(frozen=True)
 class Region:
     """One tensor's memory: poison, the tensor, poison; `margin` elements on each side."""
@@ -63,6 +66,24 @@ def run_guarded(
         if name not in mutable and not _is_same(after[name], tensors[name]):
             reject(f"the kernel changes its input `{name}`")
     return after
+
+
+def require_stored(
+    launch: Callable[..., object],
+    inputs: Mapping[str, torch.Tensor],
+    outputs: Mapping[str, torch.Tensor],
+    name: str,
+    rows: Sequence[str],
+) -> None:
+    """Reject a launch that leaves a whole row of output `name` as it was; `rows` are the rows' names, in order.
+
+    NaN in what `run_guarded` returns does not tell: it may have been computed. So launch again, over other marks.
+    """
+    marked = {key: torch.full_like(t, MARK) for key, t in outputs.items()}
+    after = run_guarded(launch, {**inputs, **marked}, {}, mutable=tuple(outputs))
+    for row, values in zip(rows, after[name].flatten(0, -2), strict=True):
+        if bool((values == MARK).all()):
+            reject(f"{row} is never stored", f"`{name}` holds there what it held before the launch.")
 
 
 def _poison(dtype: torch.dtype) -> int | float:

@@ -23,12 +23,15 @@ class Excerpt:
         return f"*{self.where}*\n\n```python\n{self.code}\n```"
 
 
-def show_source(function: Callable[..., Any], first: str | None = None, last: str | None = None) -> Excerpt:
+def show_source(
+    function: Callable[..., Any], first: str | None = None, last: str | None = None, without: str = ""
+) -> Excerpt:
     """The live source of a function, method, class or Triton kernel.
 
     Args:
         first: Part of the line to begin with; None: the function's first.
         last: Part of the line to end with, the next one from there on that has it; None: the function's last.
+        without: Part of conditions: what runs only where they hold is left out.
 
     Raises:
         ValueError: no line has `first` or `last`, or the excerpt is longer than 30 lines: choose a part.
@@ -37,13 +40,34 @@ def show_source(function: Callable[..., Any], first: str | None = None, last: st
     lines, number = inspect.getsourcelines(function)
     begin = 0 if first is None else _find(lines, first, 0)
     end = len(lines) if last is None else _find(lines, last, begin) + 1
-    if end - begin > MAX_LINES:
+    shown = _leave_out(lines[begin:end], without) if without else lines[begin:end]
+    if len(shown) > MAX_LINES:
         raise ValueError(
-            f"{function.__qualname__}: {end - begin} lines are too many to read in a cell ({MAX_LINES} at most); "
+            f"{function.__qualname__}: {len(shown)} lines are too many to read in a cell ({MAX_LINES} at most); "
             f"choose a part by `first` and `last`"
         )
     where = f"{function.__qualname__}, {function.__module__.replace('.', '/')}.py, from line {number + begin}"
-    return Excerpt(where, textwrap.dedent("".join(lines[begin:end])).rstrip())
+    where += f", without {without}" if without else ""
+    return Excerpt(where, textwrap.dedent("".join(shown)).rstrip())
+
+
+def _leave_out(lines: list[str], word: str) -> list[str]:
+    """Without each `if` whose condition has the word; of its `else` what is inside stays, one level further out."""
+    kept: list[str] = []
+    inside, skips = -1, False  # the indent of the `if` that is left out, and whether this is its first branch
+    for line in lines:
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        if inside >= 0 and text and indent <= inside and not (text == "else:" and indent == inside):
+            inside = -1
+        if inside >= 0 and text == "else:" and indent == inside:
+            skips = False
+        elif inside < 0 and text.startswith("if ") and word in text:
+            inside, skips = indent, True
+        elif inside < 0:
+            kept.append(line)
+        elif not skips:
+            kept.append(line.removeprefix("    "))
+    return kept
 
 
 def _find(lines: list[str], text: str, start: int) -> int:

@@ -225,6 +225,11 @@ def explain(
         named, *more = _text(error).strip().split("\n")
         verdict: VerdictName = "timeout" if isinstance(error, TimeoutError) else "failed"
         return verdict, named, tuple(_placed(text.strip()) for text in more)
+    if type(error).__name__ == "KernelMistake":  # in a notebook: 'kernel, line 7 of the cell: x = y[3]\n  the matter'
+        named, _, said = _text(error).partition("\n")
+        if said:
+            return "error", f"the kernel does not compile: {said.strip()}", (named.partition(", ")[2],)
+        return "error", f"the kernel cannot be launched: {named}", where
     if "CUDA error" in _text(error):  # an access outside of memory ends the process's use of the GPU
         reason = f"the GPU has stopped: {_text(error)}".partition("\n")[0]
         return "error", reason, (*where, "Look for an index outside of a tensor. Then restart the kernel.")

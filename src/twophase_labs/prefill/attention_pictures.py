@@ -257,6 +257,7 @@ def draw_tiles(length: int, block_q: int, block_k: int) -> Figure:
     for name, (colour, hatch) in kinds.items():
         axes[0].fill([], [], facecolor=colour, hatch=hatch, edgecolor=LINE, label=name)
     axes[0].set(xlim=(0, length), ylim=(length, 0), aspect="equal")
+    axes[0].set(xticks=[*range(0, length, block_k), length], yticks=[*range(0, length, block_q), length])
     axes[0].set(xlabel=f"key (tiles of {block_k})", ylabel=f"query (tiles of {block_q})")
     axes[0].set_title(f"{order} tiles of the score matrix, in the order of the loops", loc="left")
     axes[0].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -21,10 +21,11 @@ from twophase_labs.prefill.weights import names_of_columns, names_of_rows, page_
 NAMES = "ABCDEFGH"
 
 
-def draw_programs(query_lens: Sequence[int], cached: Sequence[int], block_q: int) -> Figure:
-    """Each sequence's tokens, cached and new, and below it the flat batch cut into the programs' query tiles."""
-    figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(9.5, 3.9), height_ratios=(len(query_lens), 1.3), facecolor="white", layout="constrained"
+def draw_programs(query_lens: Sequence[int], cached: Sequence[int], group: int, block_m: int) -> Figure:
+    """Each sequence's tokens, cached and new; the flat batch cut into the programs' tiles; the rows of one program."""
+    block_q = block_m // group
+    figure, (top, bottom, rows) = plt.subplots(
+        3, 1, figsize=(9.5, 5.2), height_ratios=(len(query_lens), 1.3, 1.2), facecolor="white", layout="constrained"
     )
     longest = max(q + c for q, c in zip(query_lens, cached, strict=True))
     for row, (new, old) in enumerate(zip(query_lens, cached, strict=True)):
@@ -52,7 +53,15 @@ def draw_programs(query_lens: Sequence[int], cached: Sequence[int], block_q: int
     bottom.set_xlabel("token of the flat batch; the marks are cu_query_lens")
     title = f"The flat batch: a program per box and KV head (BLOCK_Q = {block_q}); numbers are positions"
     bottom.set_title(title, loc="left", fontsize=10)
-    for axes in (top, bottom):
+    for row in range(block_m):
+        token, head = block_q + row // group, row % group  # of tile 1
+        text, colour = (f"token {token}\nhead {head}", COLOURS[0]) if row < block_q * group else ("idle", EMPTY)
+        _cell(rows, row, 0, text, colour)
+    rows.set(xlim=(-0.1, block_m), ylim=(1, -0.1), yticks=[], xlabel="row of the program")
+    rows.set_xticks([row + 0.45 for row in range(block_m)], [str(row) for row in range(block_m)])
+    title = f"Tile 1 of {NAMES[0]}, KV head 0: G = {group}, BLOCK_M = {block_m}; tokens are counted from chunk_start"
+    rows.set_title(title, loc="left", fontsize=10)
+    for axes in (top, bottom, rows):
         axes.spines[:].set_visible(False)
         axes.tick_params(axis="y", length=0)
     top.set_xticks([])
@@ -166,7 +175,7 @@ def draw_padding(lengths: Sequence[int]) -> Figure:
     bounds = [0, *np.cumsum(lengths).tolist()]
     right.set(xlim=(-0.1, token + 0.1), ylim=(2, -1), yticks=[])
     right.set_xticks(bounds, [str(b) for b in bounds])
-    right.set_xlabel("token of the batch; the marks are cu_lens")
+    right.set_xlabel("token of the batch; the marks are cu_query_lens")
     right.set_title(f"packed: {token} positions", loc="left", fontsize=10)
     for axes in (left, right):
         axes.spines[:].set_visible(False)

@@ -101,6 +101,27 @@ class TestGuarded:
         assert re.match(detail, "\n".join(details))
 
     @on_cpu
+    def test_in_a_notebook_the_compilers_reason_is_told_whole(self):
+        """The launch has explained it already, and Triton's words are on the second line; a hint would mislead."""
+        exercise = Exercise("2.13", "", "kernel", ("copy_kernel",), 1, 1, hints=("NaN comes from a row not stored.",))
+
+        @exercise.check("copies each row")
+        def copies(answer, draw):
+            """NaN comes from a row that was never stored."""
+            answer.copy_kernel[(3,)](torch.arange(12.0), torch.zeros(12), 3, ROW=4)
+
+        namespace = {"triton": triton, "tl": tl}
+        cell = COPY.format(**{**RIGHT, "extra": "x += tl.zeros([ROW])"})
+        run_cell(cell, namespace, "/tmp/ipykernel_12/35.py")
+        verdict = Judge({"2.13": exercise}, {}, {}).judge(exercise, namespace)
+        assert verdict.verdict == "error"
+        assert verdict.reason == (
+            "the kernel does not compile: (Triton says: TypeError(\"missing a required argument: 'dtype'\"))"
+        )
+        assert verdict.details[-1] == "line 7 of the cell: x += tl.zeros([ROW])"
+        assert verdict.hint == ""
+
+    @on_cpu
     def test_only_kernels_of_cells_are_checked(self):
         namespace = {"triton": triton, "tl": tl, "__name__": "elsewhere"}
         x, y = torch.arange(24.0)[:12], torch.zeros(12)

@@ -6,6 +6,7 @@ import pytest
 from nbformat.v4 import new_code_cell
 
 from twophase.engine.engine import Engine
+from twophase_kernels.attend_range import attend_range
 from twophase_kernels.paged_decode import paged_decode_kernel
 from twophase_labs.kit.open_engine import show_source
 from twophase_labs.machine import build, lint
@@ -32,6 +33,17 @@ def test_shows_a_part_of_a_kernel():
     part = show_source(Engine.step, first="self._schedule", last="self._draft")
     assert part.code.lstrip().startswith("plan = self._schedule")
     assert part.code.count("\n") == 2
+
+
+def test_branches_are_left_out():
+    part = show_source(
+        attend_range, "page_ids = load_page_ids(table_ptr, positions + B", "acc = add", without="KV_FORMAT"
+    )
+    assert part.where.endswith(", without KV_FORMAT")
+    assert "KV_FORMAT" not in part.code
+    assert "v_scale" not in part.code
+    assert "\ntile_max = tl.max(scores, axis=1) * qk_scale\nnew_max = tl.maximum" in part.code
+    assert "\nif MASKED:\n    visible = " in part.code
 
 
 @pytest.mark.parametrize(

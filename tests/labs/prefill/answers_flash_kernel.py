@@ -4,6 +4,7 @@ from twophase_labs.machine.bank import right, wrong
 
 SEES, RESCALES, MATCHES = "sees the keys up to its own", "rescales old tiles", "matches attention row by row"
 LEVELS, HIDDEN, LSE = "survives any level of scores", "loads no tile above the diagonal", "gives the LSE in base 2"
+HALF = "takes float16 as well"
 
 TWO_PASSES = """
 @triton.jit
@@ -30,7 +31,7 @@ def flash_attention_kernel(
         v = tl.load(v_ptr + j[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
         p = tl.where(j[None, :] <= r, tl.exp2(tl.dot(q, k, input_precision="ieee") - m), 0.0)
         l += tl.sum(p, axis=1, keep_dims=True)
-        o += tl.dot(p, v, input_precision="ieee")
+        o += tl.dot(p.to(v.dtype), v, input_precision="ieee")
     tl.store(out_ptr + r * D + d[None, :], o / l, mask=(r < L) & (d < D)[None, :])
     tl.store(lse_ptr + r, m + tl.log2(l), mask=r < L)
 """
@@ -46,6 +47,7 @@ BANKS = {
         wrong("rows of 16 elements", "v_ptr + keys[:, None] * D", "v_ptr + keys[:, None] * (D // 16 * 16)", by=MATCHES),
         wrong("a maximum of at least -1e4", 'float("-inf"), tl.float32)', "-1e4, tl.float32)", by=LEVELS),
         wrong("every key tile", "tl.minimum((tl.program_id(0) + 1) * BLOCK_M, L)", "L", by=HIDDEN),
+        wrong("weights stay float32", "p.to(v.dtype)", "p", by=HALF),
         wrong("LSE in base e", "tl.log2", "tl.log", by=LSE),
         right("two passes", TWO_PASSES),
         right("a mask of differences, and a division by a product", "keys[None, :] <= rows[:, None]",

@@ -4,7 +4,8 @@ from twophase_labs.machine.bank import right, wrong
 
 ONE_HEAD, KV_HEAD, HISTORY = "reads the right slots of one head", "reads the right KV head", "sees the history"
 APART, LOOP, UNUSED = "keeps sequences apart", "matches attention in a loop", "keeps unused slots out"
-LSE = "gives the LSE in base 2"
+LSE, HALF, NEXT = "gives the LSE in base 2", "takes float16 as well", "leaves the next program's rows alone"
+HIDDEN = "loads no tile above the diagonal"
 
 
 # fmt: off
@@ -18,6 +19,9 @@ BANKS = {
               by=HISTORY),
         wrong("every chunk at the start of the batch", "(chunk_start + tokens) * H", "tokens * H", by=APART),
         wrong("old sums keep their size", "acc * rescale[:, None] +", "acc +", by=LOOP),
+        wrong("weights stay float32", "p.to(v.dtype)", "p", by=HALF),
+        wrong("stores a token of the next program", "(offs_m < BLOCK_Q * G) & ", "", by=NEXT),
+        wrong("every key tile", "tl.minimum(num_cached + first_token + BLOCK_Q, seq_len)", "seq_len", by=HIDDEN),
         wrong("loads one key past the end", "positions < hi", "positions < hi + 1", by=UNUSED),
         wrong("LSE in base e", "tl.log2", "tl.log", by=LSE),
         right("a difference of positions", "positions[None, :] <= row_positions[:, None]",

@@ -1,20 +1,21 @@
 """2.7 FlashAttention's forward pass for one head, from an empty body."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from twophase_labs.kit.guarded import run_guarded
+from twophase_labs.kit.guarded import require_stored, run_guarded
 from twophase_labs.kit.weights_map import compare_weights
 from twophase_labs.machine.checks import Draw, compare, finite
 from twophase_labs.machine.exercise import exercise
 from twophase_labs.prefill.launch import launch_flash_attention
 
 FLASH = exercise(
-    "2.7", "FlashAttention in one kernel", "flash_attention_kernel", "kernel", points=6, minutes=22, lines=22
+    "2.7", "FlashAttention in one kernel", "flash_attention_kernel", "kernel", points=6, minutes=30, lines=22
 )
 FLASH.difficulty, FLASH.time_limit_s = 3, 60
 FLASH.objective = (
@@ -54,14 +55,21 @@ FLASH.hints = (
 AXES = ("row", "element")
 
 
-def attend(answer: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, tiles: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """(out, LSE) of the learner's kernel."""
-
+def launch_of(answer: Any, scale: float, tiles: tuple[int, int]) -> Callable[..., None]:
     def launch(**tensors: Tensor) -> None:
         kernel = answer.flash_attention_kernel
         launch_flash_attention(kernel, **tensors, scale=scale, block_m=tiles[0], block_n=tiles[1])
 
-    got = run_guarded(launch, {"q": q, "k": k, "v": v}, {"out": torch.empty_like(q), "lse": torch.empty(len(q))})
+    return launch
+
+
+def attend(answer: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, tiles: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """(out, LSE) of the learner's kernel."""
+    inputs, outputs = {"q": q, "k": k, "v": v}, {"out": torch.empty_like(q), "lse": torch.empty(len(q))}
+    launch = launch_of(answer, scale, tiles)
+    got = run_guarded(launch, inputs, outputs)
+    if got["out"].isnan().any():
+        require_stored(launch, inputs, outputs, "out", [f"row {row}" for row in range(len(q))])
     return got["out"], got["lse"]
 
 
@@ -88,7 +96,7 @@ def head(draw: Draw, length: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
 )
 def sees_its_keys(answer: Any, draw: Draw, length: int, tiles: tuple[int, int], scores: str) -> None:
     """Row r of the prompt sees keys 0 to r. The rows of a program begin at program_id * BLOCK_M, the keys of a turn
-    at `start`. NaN comes from a row that was never stored, or from minus infinity less minus infinity."""
+    at `start`. NaN comes from a masked load without `other=0.0`, or from minus infinity less minus infinity."""
     q, k, _ = head(draw, length, 64)
     q = q * (scores == "any") / 3
     v = torch.eye(length, 64)  # one-hot values: the output is the weights
@@ -152,6 +160,15 @@ def loads_no_hidden_tile(answer: Any, draw: Draw, length: int) -> None:
     k[32:], v[32:] = math.nan, math.nan  # from the third tile of rows on
     got, _ = attend(answer, q, k, v, 0.25, (16, 16))
     compare(got[:32], expected[:32], what="rows 0 to 31, with NaN in k and v from 32 on,", axes=AXES, atol=1e-4)
+
+
+@FLASH.check("takes float16 as well")
+def takes_float16(answer: Any, draw: Draw) -> None:
+    """Both tiles of a `tl.dot` are of one type: `p.to(v.dtype)`. The state stays float32."""
+    q, k, v = (x.half() for x in head(draw, 37, 16))
+    expected, _ = by_rows(q, k, v, 0.25)
+    got, _ = attend(answer, q, k, v, 0.25, (16, 16))
+    compare(got, expected.half(), what="the attention in float16", axes=AXES, rtol=2e-2, atol=2e-2)
 
 
 @FLASH.check("gives the LSE in base 2", length=(1, 37))

@@ -11,7 +11,7 @@ from twophase_labs.machine.exercise import cases, exercise
 
 ROWS = cases(num_rows=(1, 3, 5, 2), width=(16, 24, 576, 1))
 
-NORM = exercise("2.6", "Residual and norm in one kernel", "add_rmsnorm_kernel", "kernel", points=4, minutes=14, lines=8)
+NORM = exercise("2.6", "Residual and norm in one kernel", "add_rmsnorm_kernel", "kernel", points=4, minutes=16, lines=8)
 NORM.difficulty = 2
 NORM.objective = "write a fused kernel in Triton from an empty body"
 NORM.hints = (

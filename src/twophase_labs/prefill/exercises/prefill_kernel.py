@@ -1,13 +1,14 @@
 """2.8 The prefill kernel on pages."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from twophase_labs.kit.guarded import run_guarded
+from twophase_labs.kit.guarded import require_stored, run_guarded
 from twophase_labs.kit.weights_map import compare_weights
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import cases, exercise
@@ -25,13 +26,13 @@ from twophase_labs.prefill.weights import (
 
 BATCHES = cases(query_lens=((4,), (3, 2)), cached=((0,), (0, 6)))
 
-KERNEL = exercise("2.8", "The paged prefill kernel", "paged_prefill_kernel", "kernel", points=6, minutes=18, lines=28)
+KERNEL = exercise("2.8", "The paged prefill kernel", "paged_prefill_kernel", "kernel", points=6, minutes=20, lines=28)
 KERNEL.difficulty, KERNEL.time_limit_s = 3, 60
 KERNEL.objective = "attend over a paged cache, for a ragged batch of prompt chunks with grouped heads"
 KERNEL.hints = (
-    "Do it by hand for sequence A of the picture: a chunk of 5 tokens behind 6 in the cache, G = 2, BLOCK_Q = 2, "
-    "and the program of tile 1. Which tokens, heads and positions do its rows have? Row 3 is token 3 of the chunk, "
-    "position 9.",
+    "Do it by hand for sequence A of the picture: a chunk of 5 tokens behind 6 in the cache, G = 3, BLOCK_Q = 2, "
+    "and the program of tile 1. Which tokens, heads and positions do its rows have? Row 4 is token 3 of the chunk, "
+    "head 1 of the group, position 9.",
     "Three counts begin at different places: tokens of the chunk, rows of the flat batch, positions of the "
     "sequence. A chunk's tokens are the last chunk_len of seq_len. In the loop of 2.7 only three lines change: where "
     "k and v are loaded from (through the table), and `visible`. Before it: which row of q a row is.",
@@ -55,14 +56,26 @@ KERNEL.hints = (
 )
 
 
-def prefill(answer: Any, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
-    """(out, LSE) of the learner's kernel, with blocks of 16 rows and tiles of 16 keys."""
+TILE = 16  # rows of a program, and keys of a tile
 
+
+def launch_of(answer: Any, batch: RaggedBatch, max_query_len: int | None = None) -> Callable[..., None]:
     def launch(**tensors: Any) -> None:
-        launch_paged_prefill(answer.paged_prefill_kernel, **tensors, scale=batch.scale, block_m=16, block_n=16)
+        kernel, scale = answer.paged_prefill_kernel, batch.scale
+        launch_paged_prefill(
+            kernel, **tensors, scale=scale, block_m=TILE, block_n=TILE, max_query_len=max_query_len
+        )  # fmt: skip
 
-    outputs = {"out": torch.empty_like(batch.q), "lse": torch.empty(batch.q.shape[:2])}
-    got = run_guarded(launch, batch.tensors, outputs)
+    return launch
+
+
+def outputs_of(batch: RaggedBatch) -> dict[str, Tensor]:
+    return {"out": torch.empty_like(batch.q), "lse": torch.empty(batch.q.shape[:2])}
+
+
+def prefill(answer: Any, batch: RaggedBatch, max_query_len: int | None = None) -> tuple[Tensor, Tensor]:
+    """(out, LSE) of the learner's kernel. A `max_query_len` below the longest chunk leaves out its last programs."""
+    got = run_guarded(launch_of(answer, batch, max_query_len), batch.tensors, outputs_of(batch))
     return got["out"], got["lse"]
 
 
@@ -72,10 +85,12 @@ def reads_the_right_keys(
 ) -> None:
     """One sequence, one head, no history. Position p is in entry p // PAGE of the table, at offset p % PAGE; a row
     sees keys up to its own position. A read past q's end comes from `heads` (with one head every row's is 0) or
-    from `rows`."""
+    from `rows`; NaN from a masked load without `other`, or from minus infinity less minus infinity."""
     batch = weighing_batch(draw, query_lens, cached, heads=heads)
     expected, _ = paged_attention(batch)
     got, _ = prefill(answer, batch)
+    if got.isnan().any():
+        require_stored(launch_of(answer, batch), batch.tensors, outputs_of(batch), "out", names_of_rows(batch))
     compare_weights(
         weights_of(batch, got),
         weights_of(batch, expected),
@@ -111,6 +126,24 @@ KERNEL.check(
 )(reads_the_right_keys)
 
 
+@KERNEL.check("leaves the next program's rows alone", heads=((6, 2), (5, 1)))
+def leaves_the_next_alone(answer: Any, draw: Draw, heads: tuple[int, int]) -> None:
+    """Of the BLOCK_M rows only BLOCK_Q * G are the program's own; the row behind them is a token of the next tile.
+    Where two programs store one row, luck decides on a GPU which store comes last. So `mask_m` has
+    `offs_m < BLOCK_Q * G` in it."""
+    block_q = TILE // (heads[0] // heads[1])
+    batch = ragged_batch(draw, (block_q + 2,), (3,), heads=heads)
+    got, lse = prefill(answer, batch, max_query_len=block_q)  # the programs of the first tile, alone
+    for name, stored in (("out", got), ("lse", lse[..., None])):
+        is_stored = ~stored[block_q:].isnan().all(-1)
+        if bool(is_stored.any()):
+            token, head = (int(i) for i in is_stored.nonzero()[0])
+            reject(
+                f"a program of tokens 0 to {block_q - 1} stores token {block_q + token}, head {head}, too",
+                f"that row of `{name}` belongs to the next program",
+            )
+
+
 @KERNEL.check(
     "matches attention in a loop",
     {"query_lens": (1,), "cached": (0,), "heads": (1, 1), "head_dim": 16, "page": 16},
@@ -137,6 +170,32 @@ def matches_a_loop(
     expected, _ = paged_attention(batch)
     got, _ = prefill(answer, batch)
     compare(got, expected, what="the attention", axes=("token", "head", "dim"), atol=1e-4)
+
+
+@KERNEL.check("takes float16 as well")
+def takes_float16(answer: Any, draw: Draw) -> None:
+    """Both tiles of a `tl.dot` are of one type: `p.to(v.dtype)`. The state stays float32."""
+    batch = ragged_batch(draw, (7, 2), (0, 18))
+    batch.q, batch.k_cache, batch.v_cache = batch.q.half(), batch.k_cache.half(), batch.v_cache.half()
+    expected, _ = paged_attention(batch)
+    got, _ = prefill(answer, batch)
+    axes = ("token", "head", "dim")
+    compare(got, expected.half(), what="the attention in float16", axes=axes, rtol=2e-2, atol=2e-2)
+
+
+@KERNEL.check("loads no tile above the diagonal")
+def loads_no_hidden_tile(answer: Any, draw: Draw) -> None:
+    """The loop ends behind the program's own last token, as in 2.7: neither a mask on the scores nor a weight of 0
+    helps against NaN in v, and every tile above the diagonal is a waste."""
+    batch = ragged_batch(draw, (40,), (2,))
+    expected, _ = paged_attention(batch)
+    first = 2 * TILE  # a whole tile
+    for page, offset in batch.slots(0)[first:]:
+        batch.k_cache[page, :, offset], batch.v_cache[page, :, offset] = math.nan, math.nan
+    got, _ = prefill(answer, batch)
+    num_tokens = first - 2  # six programs of five tokens; the last of them ends with the second tile
+    what = f"tokens 0 to {num_tokens - 1}, with NaN in k and v from position {first} on,"
+    compare(got[:num_tokens], expected[:num_tokens], what=what, axes=("token", "head", "dim"), atol=1e-4)
 
 
 @KERNEL.check("leaves other rows alone")

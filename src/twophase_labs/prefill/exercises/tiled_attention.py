@@ -67,7 +67,8 @@ def output(answer: Any, q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: 
 
 @TILED.check("stores every row once", *CASES)
 def stores_every_row(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
-    """One store per query tile, at its own first row, after its last key tile."""
+    """The key tiles end at the query tile's own last row, start + len(q). After them comes one store, at the query
+    tile's first row."""
     memory = run(answer, *tiles(draw, length), block_q, block_k)
     stored = [row for t in memory.transfers if t.kind == "store" for row in range(t.start, t.end)]
     for row in range(length):
