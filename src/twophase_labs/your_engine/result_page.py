@@ -10,6 +10,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from twophase_labs.machine.own_parts import OwnParts
 from twophase_labs.machine.progress import DIRECTORY_VARIABLE
@@ -17,6 +18,7 @@ from twophase_labs.your_engine.engine import Result
 from twophase_tools.bench.machine import cpu_name
 from twophase_tools.colours import COLOURS, INK
 
+OTHER_ANSWERS = "without grammar"
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -26,7 +28,10 @@ table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .2rem .9re
 
 
 def draw_ways(results: Mapping[str, Result]) -> Figure:
-    """Steps, tokens per second and median time to first token: a panel each, a bar for each engine."""
+    """Steps, tokens per second and median time to first token: a panel each, a bar for each engine.
+
+    The engine whose answers are others is hatched: its bars are not to be compared.
+    """
     figure, panels = plt.subplots(1, 3, figsize=(10.5, 0.9 + 0.42 * len(results)), sharey=True)
     columns: tuple[tuple[str, list[float], str], ...] = (
         ("steps", [float(one.num_steps) for one in results.values()], "{:.0f}"),
@@ -36,7 +41,11 @@ def draw_ways(results: Mapping[str, Result]) -> Figure:
     for axes, (label, values, form), colour in zip(panels, columns, COLOURS, strict=False):
         bars = axes.barh(list(results), values, 0.7, color=colour, edgecolor=INK, linewidth=0.5)
         axes.bar_label(bars, [f" {form.format(value)}" for value in values], fontsize=9, color=INK)
-        axes.set(xlabel=label, xlim=(0, 1.25 * max(values)))
+        for bar, name in zip(bars, results, strict=True):
+            if name == OTHER_ANSWERS:
+                bar.set(hatch="////", alpha=0.5)
+        axes.set(xlabel=label, xlim=(0, 1.3 * max(values)))
+        axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.spines[["right", "top"]].set_visible(False)
     panels[0].invert_yaxis()
     figure.tight_layout()
