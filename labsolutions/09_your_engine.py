@@ -86,9 +86,9 @@ show_source(engine.open_engine, first="options", last="grammar.compile")
 # their contents, and the order of requests is a matter of time only. What may differ between your engine and any other?
 
 # %% [markdown]
-# The workload has twelve requests to SmolLM2, a new one every third step: records that keep a grammar, functions to copy and
-# sentences to continue. The first two kinds begin with the same handbook. At most 8 sequences run at once, a step has
-# at most 128 tokens, a block 16. *The reference* is this course's engine with parts of its own for everything.
+# The workload has twelve requests to SmolLM2, a new one every third step: records that keep a grammar, functions to copy
+# and sentences to continue. The first two kinds begin with the same handbook. At most 8 sequences run at once, a step
+# has at most 128 tokens, a block 16. *The reference* is this course's engine with parts of its own for everything.
 
 # %%
 from twophase_labs.machine.kernels import are_compiled, how_kernels_run
@@ -192,12 +192,12 @@ for name, one in results.items():
 
 # %% [markdown]
 # **Read the result.** It is one run on a machine that may do other things. Steps and tokens, above, do not depend on
-# it, and they give two answers. *Who waits for a first token* misses the policy most: a request waits until four others
-# have ended, and 59 steps take the place of 46. *The machine* misses shared prefixes most: as many steps, of 34 tokens
-# in place of 13. Nobody misses your kernels here: contexts of 150 tokens are short, so attention is a small part of a
-# step, by whichever code it is computed. Drafts save 8 steps and cost 121 tokens more: whether that pays is a matter of
-# the machine, and of how many sequences share a step (lab 5). Without the grammar (hatched) answers have other lengths,
-# so that row's rates are not to be compared.
+# it, and they give two answers. *Who waits for a first token* misses the policy most: a request waits until a batch
+# of four has ended, and 59 steps take the place of 46. *The machine* misses shared prefixes most: as many steps, of 34
+# tokens in place of 13. Nobody misses your kernels here: contexts of 150 tokens are short, so attention is a small part
+# of a step, by whichever code it is computed. Drafts save 8 steps and cost 111 tokens more: whether that pays is a
+# matter of the machine, and of how many sequences share a step (lab 5). Without the grammar (hatched) answers have
+# other lengths, so that row's rates are not to be compared.
 #
 # What your engine did, as a report beside this notebook, to keep or to show to others:
 
