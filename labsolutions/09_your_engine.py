@@ -86,9 +86,9 @@ show_source(engine.open_engine, first="options", last="grammar.compile")
 # their contents, and the order of requests is a matter of time only. What may differ between your engine and any other?
 
 # %% [markdown]
-# The workload has twelve requests to SmolLM2, a new one every third step: records that keep a grammar, functions to copy
-# and sentences to continue. The first two kinds begin with the same handbook. At most 8 sequences run at once, a step
-# has at most 128 tokens, a block 16. *The reference* is this course's engine with parts of its own for everything.
+# The workload has twelve requests to SmolLM2, a new one every third step: records that keep a grammar, functions to
+# copy and sentences to continue. The first two kinds begin with the same handbook. At most 8 sequences run at once, a
+# step has at most 128 tokens, a block 16. *The reference* is this course's engine with parts of its own for everything.
 
 # %%
 from twophase_labs.machine.kernels import are_compiled, how_kernels_run
@@ -298,7 +298,7 @@ for name, service in SERVICES.items():
     print(f"{'':10} weights that its quality gate lets through: {weights}")
 
 # %% [markdown]
-# You choose five options; what is left out has its default. A **planner** says how many blocks of 16 tokens are left
+# There are five options; what is left out has its default. A **planner** says how many blocks of 16 tokens are left
 # beside weights and workspace, and a **simulator** serves the traffic with this course's scheduler. It draws lengths
 # from log-normal distributions, and times each step by a roofline of the H100's data sheet at a part of its peaks; what
 # a real kernel loses beyond that is left out. The defaults, first:
@@ -364,7 +364,7 @@ for name in SERVICES:
 # <details><summary>Which two, and why</summary>
 #
 # Chat and retrieval share prefixes, and then steps have to be short for those who wait for tokens: fewer tokens in a
-# step, or fewer bytes. The batch wants all sequences at once. Then a step reads up to a pool of K and V, 54 GB,
+# step, or fewer bytes. The batch wants all sequences at once. Then a step reads a full pool of K and V, 53 GB,
 # beside 16 GB of weights: one byte for K and V saves more than one byte for weights. All 40 handbooks are 30,000
 # blocks, more than the pool has, and they need not all fit: those that are asked for least recently go, and hits of
 # 78 % are enough.
