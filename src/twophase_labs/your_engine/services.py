@@ -53,7 +53,7 @@ class Service:
         if self.slo is None:
             return f"all done within {self.goal:g} s"
         limits = (("TTFT", self.slo.ttft_s), ("TPOT", self.slo.tpot_s))
-        within = " and ".join(f"{name} <= {1e3 * limit:,g} ms" for name, limit in limits if limit is not None)
+        within = " and ".join(f"{name} <= {1e3 * limit:g} ms" for name, limit in limits if limit is not None)
         return f"{self.goal:g} % of the requests with {within}"
 
 
