@@ -127,12 +127,14 @@ class Served:
 
     Attributes:
         seconds: From the first request to the last token.
+        num_computed_tokens: Of all steps together: of prompts, new ones, and drafts.
         most_blocks: The most blocks in use after a step.
     """
 
     outputs: Mapping[str, RequestOutput]
     seconds: float
     num_steps: int
+    num_computed_tokens: int
     most_blocks: int
     num_drafts: int
     num_accepted: int
@@ -173,6 +175,7 @@ def serve(llm: LLM, requests: Sequence[Asked], every: int = 3) -> Served:
         {str(number): outputs[number] for number in sorted(outputs)},
         seconds,
         len(steps),
+        sum(chunk[3] for step in steps for chunk in step.chunks),
         max(step.blocks_in_use for step in steps),
         sum(step.num_draft_tokens for step in steps),
         sum(step.num_accepted_tokens for step in steps),

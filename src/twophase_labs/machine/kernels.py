@@ -75,8 +75,12 @@ def are_compiled() -> bool:
         return False
 
 
-def how_kernels_run() -> str:
-    """A sentence or two for the notebook: how, and why so or why not at all."""
+def how_kernels_run(trusts: bool = False) -> str:
+    """A sentence or two for the notebook: how, and why so or why not at all.
+
+    Args:
+        trusts: Of launches within `trusted`.
+    """
     try:
         how = mode()
     except KernelsUnavailableError as error:
@@ -84,7 +88,8 @@ def how_kernels_run() -> str:
     if how == "cuda":
         return f"Triton kernels are compiled, for {torch.cuda.get_device_name()}."
     if how == "cpu":
-        return "Triton kernels are compiled for this machine's processor. Yours are checked while they run."
+        yours = "run unchecked, for they have passed their checks" if trusts else "are checked while they run"
+        return f"Triton kernels are compiled for this machine's processor. Yours {yours}."
     return f"Triton kernels are interpreted, {reason()}: right, and very slow. `print` and `assert` work."
 
 

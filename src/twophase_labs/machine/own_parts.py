@@ -16,7 +16,7 @@ from twophase_labs.machine.grading.files import NotGradableError, parse_notebook
 from twophase_labs.machine.grading.helpers import definitions, needed
 from twophase_labs.machine.grading.locate import Cell, code_cells, locate
 from twophase_labs.machine.grading.run_one import run_definitions
-from twophase_labs.machine.judge import Verdict, run_cell
+from twophase_labs.machine.judge import Verdict, learners_line, run_cell
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 from twophase_labs.machine.session import Session, adopt
 from twophase_labs.machine.solved import run_setup
@@ -49,7 +49,8 @@ class Part:
     @property
     def row(self) -> tuple[str, ...]:
         whose = f"reference: {self.why_not}" if self.why_not else f"yours, cell {self.cell}"
-        return self.lab, self.exercise.id, ", ".join(self.exercise.names), whose, str(self.num_lines)
+        lines = "" if self.why_not else str(self.num_lines)
+        return self.lab, self.exercise.id, ", ".join(self.exercise.names), whose, lines
 
 
 class OwnParts(dict[str, Any]):
@@ -80,9 +81,11 @@ def own_parts(*names: str, folder: Path | None = None, workbook: Workbook | None
         folder: Of the notebooks; None: where this one runs.
 
     Raises:
-        WorkbookError: No exercise asks for one of the names.
+        WorkbookError: No exercise asks for one of the names, or there are no labs.
     """
     workbook, folder = workbook or Workbook.find(), folder or Path.cwd()
+    if not workbook.labs:
+        raise WorkbookError(f"no labs found in {workbook.root / 'labsolutions'}")
     wanted, parts = set(names), list[Part]()
     for lab in workbook.labs.values():
         asked = [exercise for exercise in lab.exercises.values() if exercise.is_code and wanted & set(exercise.names)]
@@ -129,6 +132,15 @@ def _run(session: Session, exercise: Exercise, cell: Cell, defined: Any, namespa
     try:
         run_cell(cell.source, namespace, f"<exercise {exercise.id}>")
     except Exception as error:
-        return f"its cell raises {type(error).__name__}"
+        said = str(error).partition("\n")[0]
+        return f"its cell raises {type(error).__name__}: {said}{_at(learners_line(error))}"
     verdict = session.verdict(exercise, namespace)
-    return "" if verdict.passed else verdict.reason
+    if verdict.passed:
+        return ""
+    line = next((detail for detail in verdict.details if detail.startswith("line ")), "")
+    return f"{verdict.reason}{_at(line)}"
+
+
+def _at(line: str) -> str:
+    """' (line 7 of the cell)' of 'line 7 of the cell: x = y[3]', '' of ''."""
+    return f" ({line.partition(':')[0]})" if line else ""

@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -53,6 +53,7 @@ class Steps:
 
     Attributes:
         who: Whose scheduler.
+        when: The version that took the steps, and when.
         steps: Tokens that each step computed, by request.
         hits: Prompt tokens found in the prefix cache, by request.
         tokens: Ids written, by request.
@@ -60,10 +61,11 @@ class Steps:
     """
 
     who: str
+    when: str
     steps: tuple[Mapping[str, int], ...]
     hits: Mapping[str, int]
     tokens: Mapping[str, tuple[int, ...]]
-    places: Mapping[str, tuple[str, int]]
+    places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
 def requests() -> tuple[dict[str, Any], ...]:
@@ -94,7 +96,7 @@ def through(llm: LLM, who: str) -> Steps:
     steps = tuple({chunk[0]: chunk[3] for chunk in step.chunks} for step in engine.trace if step.step >= first)
     hits = {name: output.metrics.num_cached_tokens for name, output in ended.items()}
     tokens = {name: tuple(output.outputs[0].token_ids) for name, output in ended.items()}
-    return Steps(who, steps, hits, tokens, {})
+    return Steps(who, "now", steps, hits, tokens)
 
 
 @cache
@@ -113,7 +115,8 @@ def python() -> Path:
 
 def _steps(found: Mapping[str, Any], when: str) -> Steps:
     return Steps(
-        f"vLLM {found['version']}, {when}",
+        "vLLM",
+        f"{found['version']}, {when}",
         tuple(found["steps"]),
         found["hits"],
         {name: tuple(ids) for name, ids in found["tokens"].items()},

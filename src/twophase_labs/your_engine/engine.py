@@ -32,7 +32,7 @@ WITHOUT = {
     "policy": "batches of four that start and end together",
     "shared prefixes": "a store that is asked for no block",
     "drafter": "one token of a sequence in a step",
-    "form": "records written as the model pleases",
+    "grammar": "records written as the model pleases",
 }
 LIMITS: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 128, "block_size": 16, "num_kv_blocks": 256}
 NUM_SPLITS = 2
@@ -70,8 +70,9 @@ def open_engine(mine: Mapping[str, Any], without: str = "", **limits: Any) -> LL
         engine._runner = VerifyingRunner(
             engine._runner, mine["verify"], lambda i: float(sequences[i].request.sampling_params.temperature)
         )
-    if without != "form":
-        engine._guidance = own_guidance(mine["advance"], mine["allowed_ids"], mine["num_allowed"])
+    if without != "grammar":
+        grammar = own_guidance(mine["advance"], mine["allowed_ids"], mine["num_allowed"])
+        engine._compile_grammar = grammar.compile
     return llm
 
 
@@ -119,13 +120,13 @@ def blocks(mine: Mapping[str, Any], shares: bool) -> Callable[[int, int, bool], 
     )
 
 
-def workload(has_form: bool = True) -> tuple[Asked, ...]:
-    """Twelve requests in turn: a record under a form, a function to copy, a sentence to continue; all greedy.
+def workload(has_grammar: bool = True) -> tuple[Asked, ...]:
+    """Twelve requests in turn: a record that keeps a grammar, a function to copy, a sentence to continue; all greedy.
 
     The first two kinds begin with the same handbook.
     """
-    form: dict[str, Any] = {"structured_outputs": StructuredOutputs(regex=RECORD)} if has_form else {"stop": "\n"}
-    record = SamplingParams(temperature=0, max_tokens=32, **form)
+    ends: dict[str, Any] = {"structured_outputs": StructuredOutputs(regex=RECORD)} if has_grammar else {"stop": "\n"}
+    record = SamplingParams(temperature=0, max_tokens=32, **ends)
     copy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     short = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     asked = []
@@ -156,6 +157,7 @@ class Result:
         seconds: From the first request to the last token.
         ttft_s: Time to the first token, of each request.
         tpot_s: Mean seconds between two of its tokens, of each request with two or more.
+        num_computed_tokens: Of all steps together: of prompts, new ones, and drafts.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -164,6 +166,7 @@ class Result:
     ttft_s: tuple[float, ...]
     tpot_s: tuple[float, ...]
     num_steps: int
+    num_computed_tokens: int
     num_hit_tokens: int
     num_accepted: int
 
@@ -174,6 +177,10 @@ class Result:
     @property
     def median_ttft_s(self) -> float:
         return statistics.median(self.ttft_s)
+
+    @property
+    def median_tpot_s(self) -> float:
+        return statistics.median(self.tpot_s)
 
     def goodput(self, ttft_s: float, tpot_s: float) -> float:
         """Requests per second that kept both targets."""
@@ -199,6 +206,7 @@ def serve(llm: LLM, requests: Sequence[Asked], every: int = 3) -> Result:
         tuple(output.metrics.ttft_s or 0.0 for output in ended),
         tuple(output.metrics.tpot_s or 0.0 for output in ended),
         served.num_steps,
+        served.num_computed_tokens,
         served.num_hit_tokens,
         served.num_accepted,
     )

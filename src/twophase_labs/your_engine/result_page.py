@@ -10,6 +10,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from twophase_labs.kit.draw import bar_panels
 from twophase_labs.machine.own_parts import OwnParts
@@ -17,6 +18,7 @@ from twophase_labs.machine.progress import DIRECTORY_VARIABLE
 from twophase_labs.your_engine.engine import Result
 from twophase_tools.bench.machine import cpu_name
 
+OTHER_ANSWERS = "without grammar"
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -26,13 +28,21 @@ table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .2rem .9re
 
 
 def draw_ways(results: Mapping[str, Result]) -> Figure:
-    """Steps, tokens per second and median time to first token: a panel each, a bar for each engine."""
+    """Steps, tokens per second and median time to first token: a panel each, a bar for each engine.
+
+    The engine whose answers are others is hatched: its bars are not to be compared.
+    """
     columns: dict[str, tuple[list[float], str]] = {
         "steps": ([one.num_steps for one in results.values()], "{:.0f}"),
         "tokens per second": ([one.tokens_per_s for one in results.values()], "{:.1f}"),
         "median time to first token (ms)": ([1e3 * one.median_ttft_s for one in results.values()], "{:.0f}"),
     }
-    figure, _ = bar_panels(results, columns, "")
+    figure, panels = bar_panels(results, columns, "")
+    for axes in panels:
+        for bar, name in zip(axes.patches, results, strict=True):
+            if name == OTHER_ANSWERS:
+                bar.set(hatch="////", alpha=0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
     figure.tight_layout()
     return figure
 

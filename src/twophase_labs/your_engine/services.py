@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "max_num_batched_tokens": 8192,
     "enable_prefix_caching": False,
 }
+MAX_CHANGED = 2  # options of a design: each costs quality, memory, or a way through the code that has to be tested
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ class Service:
     def target(self) -> str:
         if self.slo is None:
             return f"all done within {self.goal:g} s"
-        return f"{self.goal:g} % of the requests with {self.slo.to_text()}"
+        limits = (("TTFT", self.slo.ttft_s), ("TPOT", self.slo.tpot_s))
+        within = " and ".join(f"{name} <= {1e3 * limit:g} ms" for name, limit in limits if limit is not None)
+        return f"{self.goal:g} % of the requests with {within}"
 
 
 SERVICES = {
@@ -111,13 +114,18 @@ class Outcome:
     def __str__(self) -> str:
         unit = "s until all were done" if self.service.slo is None else "% within the SLO"
         return (
-            f"{self.score:5.1f} {unit}; p95 TTFT {self.ttft_s:.2f} s, TPOT {1e3 * self.tpot_s:.0f} ms; "
+            f"{self.score:5.2f} {unit}; p95 TTFT {1e3 * self.ttft_s:,.1f} ms, TPOT {1e3 * self.tpot_s:.1f} ms; "
             f"{self.memory.num_blocks:,} blocks, hits {self.hit_share:.0%}, {self.num_preemptions} preemptions"
         )
 
     @property
     def is_met(self) -> bool:
         return self.score >= self.service.goal if self.service.slo is not None else self.score <= self.service.goal
+
+
+def changed(design: Mapping[str, Any]) -> tuple[str, ...]:
+    """The options to which a design gives another value than their default."""
+    return tuple(key for key, value in design.items() if value != DEFAULTS[key])
 
 
 def outcome(name: str, design: Mapping[str, Any]) -> Outcome:

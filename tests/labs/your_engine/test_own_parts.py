@@ -1,6 +1,7 @@
 """Parts from a learner's notebooks: their own where they pass, the reference's with a reason elsewhere."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,8 @@ def test_what_passes_is_yours_with_its_helpers(found):
 def test_elsewhere_the_reference_stands_in_and_says_why(found):
     reasons = {part.exercise.names[0]: part.why_not for part in found.parts}
     assert reasons["block_hashes"] == "not attempted"
-    assert reasons["names_to_ask"] == "its cell raises ZeroDivisionError"
+    raised = r"its cell raises ZeroDivisionError: division by zero \(line \d+ of the cell\)"
+    assert re.fullmatch(raised, reasons["names_to_ask"])
     assert reasons["verify"]
     assert found["names_to_ask"](["a", "b", "c"], 12, 4, {"z"}) == ["a", "b"]
     assert f"reference: {reasons['verify']}" in repr(found)
@@ -65,6 +67,12 @@ def test_without_notebooks_all_are_the_reference(tmp_path):
     found = own_parts("ngram_draft", folder=tmp_path)
     assert "does not exist" in found.parts[0].why_not
     assert found["ngram_draft"]([7, 7, 7], 3) == [7]
+
+
+def test_an_empty_folder_of_labs(tmp_path):
+    (tmp_path / "labsolutions").mkdir()
+    with pytest.raises(WorkbookError, match=r"no labs found in .*labsolutions"):
+        own_parts("verify", folder=tmp_path, workbook=Workbook(tmp_path))
 
 
 def test_a_name_that_no_exercise_asks_for(tmp_path):

@@ -5,16 +5,16 @@ from typing import Any
 from twophase.core.errors import ConfigError
 from twophase_labs.machine.checks import Draw, reject, shown
 from twophase_labs.machine.exercise import exercise
-from twophase_labs.your_engine.services import DEFAULTS, SERVICES, Outcome, outcome
+from twophase_labs.your_engine.services import DEFAULTS, MAX_CHANGED, SERVICES, Outcome, changed, outcome
 
-DESIGN = exercise("9.3", "Three services, a GPU each", "design", points=6, minutes=25, lines=9, difficulty=3)
+DESIGN = exercise("9.3", "Three services, a GPU each", "design", points=6, minutes=18, lines=9, difficulty=3)
 DESIGN.time_limit_s = 240
 DESIGN.objective = "choose an engine's options from what a service needs"
 DESIGN.hints = (
     "Begin with what each service has too much of: tokens that others have computed, sequences that wait for a place, "
     "long prompts beside decodes. `print(outcome('chat', {...}))` tries a design.",
-    "A step of 8,192 tokens takes a few tenths of a second, and every running sequence waits for it. And more "
-    "sequences at once want more blocks: what makes a block smaller?",
+    "A step of 8,192 tokens takes a few tenths of a second, and every running sequence waits for it. And with "
+    "1,000 sequences at once a step reads more K and V than weights: what makes them smaller?",
     "Chat and retrieval share prefixes and need short steps; the batch needs many sequences, and small K and V:\n\n"
     "def design(service):\n"
     '    if service == "batch":\n'
@@ -28,6 +28,19 @@ def returns_options(answer: Any, draw: Draw) -> None:
     """A dict with some of the keys of DEFAULTS, for each of the three names."""
     for name in SERVICES:
         _options(answer, name)
+
+
+@DESIGN.check("changes two options at most", service=tuple(SERVICES))
+def changes_two(answer: Any, draw: Draw, service: str) -> None:
+    """Take one back at a time, and see what the outcome loses: an option that does little is not worth its price."""
+    options = _options(answer, service)
+    names = changed(options)
+    if len(names) > MAX_CHANGED:
+        reject(
+            f"the design for {service} changes {len(names)} options, {', '.join(names)}; at most {MAX_CHANGED} may "
+            "differ from DEFAULTS",
+            shown(options),
+        )
 
 
 @DESIGN.check("fits into the GPU and through the gate", service=tuple(SERVICES))
@@ -44,7 +57,7 @@ def meets_chat(answer: Any, draw: Draw) -> None:
 
 @DESIGN.check("has the batch done in time")
 def meets_batch(answer: Any, draw: Draw) -> None:
-    """Nobody waits for a token here, so more sequences at once only cost memory. How many blocks do 1,000 need?"""
+    """Nobody waits for a token here, so many sequences may run at once. What does a step then read most of?"""
     _require(answer, "batch")
 
 

@@ -3,7 +3,7 @@
 from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Matching
 
-NEXT_9_2 = exercise("9.2", "The next step of vLLM", kind="matching", points=3, minutes=8)
+NEXT_9_2 = exercise("9.2", "The next step of vLLM", kind="matching", points=3, minutes=5)
 NEXT_9_2.objective = "predict another engine's step from the rules you built"
 NEXT_9_2.question = Matching(
     "abcdef",

@@ -3,7 +3,7 @@
 from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Number
 
-GUESS_9_1 = exercise("9.1", "Found, not computed", kind="prediction", points=1, minutes=4)
+GUESS_9_1 = exercise("9.1", "Found, not computed", kind="prediction", points=1, minutes=5)
 GUESS_9_1.objective = "expect from a workload what prefix caching will save"
 GUESS_9_1.question = Number(
     lambda: 78,
