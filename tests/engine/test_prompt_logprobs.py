@@ -201,8 +201,8 @@ MUTANTS = [
     ("the first token has one", STATE, "state.prompt_logprobs = [None]", "state.prompt_logprobs = []", ENGINE),
     ("a place too early", SCORES, "state.prompt_logprobs[chunk.start + 1 :]", "state.prompt_logprobs[chunk.start :]", None),
     ("a preempted prompt's twice", SCORES, "state.prompt_logprobs[chunk.start + 1 :] =", "state.prompt_logprobs +=", None),
-    ("a row further", RUNNER, "starts[i] + row for", "starts[i] + 1 + row for", None),
-    ("rows of the first chunk", RUNNER, "[starts[i] + row for", "[row for", None),
+    ("a row further", RUNNER, "[start + row for", "[start + 1 + row for", None),
+    ("rows of the first chunk", RUNNER, "[start + row for", "[row for", None),
     ("looked up", PLANNER, "sequence.lookup_ids", "sequence.token_ids", None),
 ]  # fmt: skip
 

@@ -65,14 +65,14 @@ def check(module) -> None:
 
 
 MUTANTS = {
-    ("sampling", check): [
-        ("one token too few", "(row_ptr, vocab_size, top_k, lowest", "(row_ptr, vocab_size, top_k - 1, lowest"),
-        ("top-p of the whole row", "mass = _total(row_ptr, vocab_size, lowest, False, BLOCK)\n        lowest", "mass = _total(row_ptr, vocab_size, lowest * 0, False, BLOCK)\n        lowest"),
-        ("min-p forgotten", "lowest = tl.maximum(lowest, tl.load(min_p_ptr + row).to(tl.float32).to(tl.int32, bitcast=True))\n", "pass\n"),
-        ("ties dropped", "bitcast=True) >= lowest\n", "bitcast=True) > lowest\n"),
-        ("the next token", "tl.cumsum(masses, axis=0) <= target", "tl.cumsum(masses, axis=0) < target"),
-        ("the first block alone", "        before += tl.sum(masses, axis=0)\n", ""),
-        ("draws of the first row", "row = tl.load(row_of_draw_ptr + draw)", "row = tl.load(row_of_draw_ptr + draw) * 0"),
+    ("sampling",): [
+        ("one token too few", "(row_ptr, vocab_size, top_k, lowest", "(row_ptr, vocab_size, top_k - 1, lowest", check),
+        ("top-p of the whole row", "mass = _total(row_ptr, vocab_size, lowest, False, BLOCK)\n        lowest", "mass = _total(row_ptr, vocab_size, lowest * 0, False, BLOCK)\n        lowest", check),
+        ("min-p forgotten", "lowest = tl.maximum(lowest, tl.load(min_p_ptr + row).to(tl.float32).to(tl.int32, bitcast=True))\n", "pass\n", check),
+        ("ties dropped", "bitcast=True) >= lowest\n", "bitcast=True) > lowest\n", check),
+        ("the next token", "tl.cumsum(masses, axis=0) <= target", "tl.cumsum(masses, axis=0) < target", check),
+        ("the first block alone", "        before += tl.sum(masses, axis=0)\n", "", check),
+        ("draws of the first row", "row = tl.load(row_of_draw_ptr + draw)", "row = tl.load(row_of_draw_ptr + draw) * 0", check),
     ],
 }  # fmt: skip
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.labs.demo import DEMO, LAB
-from tests.labs.machine.test_attacks import HOSTILE, answer
-from tests.labs.machine.test_bad_input import ANSWERS, HARMLESS
+from tests.labs.machine.test_attacks import HOSTILE
+from tests.labs.machine.test_bad_input import ANSWERS
 from twophase_labs.commands import grade
 from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
 
@@ -29,12 +29,12 @@ def submissions():
     for n in range(5):
         yield f"whole {n}", whole, ("passed",), POINTS
         yield f"blank {n}", blank, ("not_attempted",), 0
-    for how in list(HARMLESS)[:2]:
-        yield how, with_answer(HARMLESS[how]), ("passed",), POINTS
+    for how in ("asks for input", "draws and seeds"):
+        yield how, with_answer(HOSTILE[how][0]), ("passed",), POINTS
     for how in list(ANSWERS)[:21]:
         yield how, with_answer(ANSWERS[how][0]), (ANSWERS[how][1],), POINTS - 3
     for how in [*list(HOSTILE)[:5], *list(HOSTILE)[-2:]]:
-        yield how, with_answer(answer(*HOSTILE[how][0])), HOSTILE[how][1], None
+        yield how, with_answer(HOSTILE[how][0]), HOSTILE[how][1], None
 
 
 @pytest.mark.full
