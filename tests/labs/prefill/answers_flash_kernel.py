@@ -14,13 +14,13 @@ def flash_attention_kernel(
 ):
     at = tl.program_id(0) * BLOCK_M
     r, d = at + tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)
-    q = tl.load(q_ptr + r * D + d[None, :], mask=(r < L) & (d < D)[None, :], other=0.0) * qk_scale
+    q = tl.load(q_ptr + r * D + d[None, :], mask=(r < L) & (d < D)[None, :], other=0.0)
     m = tl.full([BLOCK_M, 1], float("-inf"), tl.float32)
     for start in range(0, at + BLOCK_M, BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
         there = (j < L) & (j < at + BLOCK_M)
         k = tl.load(k_ptr + j[None, :] * D + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
-        s = tl.where(j[None, :] <= r, tl.dot(q, k, input_precision="ieee"), float("-inf"))
+        s = tl.where(j[None, :] <= r, tl.dot(q, k, input_precision="ieee") * qk_scale, float("-inf"))
         m = tl.maximum(m, tl.max(s, axis=1, keep_dims=True))
     l = tl.zeros([BLOCK_M, 1], tl.float32)
     o = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -29,7 +29,7 @@ def flash_attention_kernel(
         there = (j < L) & (j < at + BLOCK_M)
         k = tl.load(k_ptr + j[None, :] * D + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
         v = tl.load(v_ptr + j[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
-        p = tl.where(j[None, :] <= r, tl.exp2(tl.dot(q, k, input_precision="ieee") - m), 0.0)
+        p = tl.where(j[None, :] <= r, tl.exp2(tl.dot(q, k, input_precision="ieee") * qk_scale - m), 0.0)
         l += tl.sum(p, axis=1, keep_dims=True)
         o += tl.dot(p.to(v.dtype), v, input_precision="ieee")
     tl.store(out_ptr + r * D + d[None, :], o / l, mask=(r < L) & (d < D)[None, :])
