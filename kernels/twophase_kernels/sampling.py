@@ -47,7 +47,9 @@ def _lowest(row_ptr, vocab_size, wanted, lowest, COUNTS: tl.constexpr, BLOCK: tl
     return lowest
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=["top_k_ptr", "top_p_ptr", "min_p_ptr", "row_of_draw_ptr", "u_ptr"],
+)
 def draw_kernel(
     weights_ptr,  # fp32 [R, V]
     top_k_ptr,  # fp64 [R], 0: all tokens; like the next two

@@ -30,6 +30,7 @@ from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quantized_linear import quantized_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
+from twophase_kernels.sampling import draw_tokens
 from twophase_kernels.silu_mul import silu_mul
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -200,6 +201,9 @@ def step(num_seqs, table_width, num_tokens, offset):
     x = meta(num_tokens, 4096)
     rmsnorm_residual(x, x, meta(4096), 1e-5)
     silu_mul(meta(num_tokens, 8192))
+    row, draws = partial(index, num_seqs, torch.float64), partial(index, 2 * num_seqs)
+    weights = meta(num_seqs, 128_256, dtype=torch.float32)
+    draw_tokens(weights, row(), row(), row(), draws(torch.int64), draws(torch.float64))
     for num_inputs, num_outputs in ((4096, 6144), (14336, 4096)):  # layers of other sizes, too, share binaries
         layer = MetaLinear(torch.bfloat16, num_tokens, num_inputs=num_inputs, num_outputs=num_outputs)
         x, scales = layer.x(), meta(num_inputs // 128, num_outputs, dtype=torch.float32)
