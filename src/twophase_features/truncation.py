@@ -57,7 +57,8 @@ def _top_k_top_p(
 
     Only the best few tokens are sorted; a row whose top-p mass they do not hold is sorted whole.
     """
-    vocab_size, is_limited, shares = weights.shape[1], torch.from_numpy(top_k > 0), torch.from_numpy(top_p)
+    vocab_size = weights.shape[1]
+    is_limited, shares = torch.from_numpy(top_k > 0), torch.from_numpy(top_p)
     ranks = np.where(top_k > 0, top_k, min(TOP_P_CANDIDATES, vocab_size))
     candidates = weights.topk(int(ranks.max()), dim=-1).values
     kth = candidates.gather(1, torch.from_numpy(ranks)[:, None] - 1).squeeze(1)
