@@ -1,11 +1,12 @@
-"""Draw a token from each row of weights: top-k, top-p and min-p by one threshold, found without sorting.
+"""From scores to weights, and a token drawn from each row: top-k, top-p and min-p by one threshold, without sorting.
 
-Each filter keeps the tokens whose weight reaches some lowest weight, which k tokens (top-k), or tokens of a share p of
-the mass (top-p), reach. Bisection over the bits of a float, whose order is the floats', finds it in some 30 passes over
-the row, all but the first from the cache.
+A weight is a token's probability over that of its row's best token. Each filter keeps the tokens whose weight reaches
+some lowest weight, which k tokens (top-k), or tokens of a share p of the mass (top-p), reach. Bisection over the bits
+of a float, whose order is the floats', finds it in some 30 passes over the row, all but the first from the cache.
 
-Masses are whole numbers, 2^40 for the heaviest token: their sums are exact in any order. So a draw is the same on every
-device. Tokens of less than 2^-40 of the heaviest are never drawn; 10^5 of them would have a mass of 10^-7.
+Masses are whole numbers, 2^40 for the heaviest token: their sums are exact in any order. So the same weights give the
+same draw on every device. Tokens of less than 2^-40 of the heaviest are never drawn; 10^5 of them would have a mass of
+10^-7.
 """
 
 import torch
@@ -16,7 +17,29 @@ from twophase_kernels.arguments import check_arguments
 
 ONE = tl.constexpr(0x3F800000)  # the bits of 1.0, the largest weight
 UNIT = tl.constexpr(float(2**40))
+MIN_SCORE = tl.constexpr(-28.0)  # of which the weight is below 1 / UNIT; exp near underflow is slow on some processors
 BLOCK = 4096
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows_ptr", "best_ptr", "temperature_ptr"])
+def weigh_kernel(
+    scores_ptr,  # fp32 [R, V]
+    scores_stride,  # from row to row
+    rows_ptr,  # int64 [N]
+    best_ptr,  # fp32 [R]
+    temperature_ptr,  # fp32 [N]
+    out_ptr,  # fp32 [N, V]
+    vocab_size,
+    BLOCK: tl.constexpr,
+):
+    """One program: a block of tokens of one of the N rows."""
+    i = tl.program_id(0).to(tl.int64)
+    row, temperature = tl.load(rows_ptr + i), tl.load(temperature_ptr + i)
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    scores = tl.load(scores_ptr + row * scores_stride + offs, mask=offs < vocab_size, other=0.0)
+    # Relative to the best token, so that a small temperature cannot overflow: 0 stays 0, other scores may reach -inf.
+    relative = (scores - tl.load(best_ptr + row)) / temperature
+    tl.store(out_ptr + i * vocab_size + offs, tl.exp(tl.maximum(relative, MIN_SCORE)), mask=offs < vocab_size)
 
 
 @triton.jit
@@ -86,6 +109,33 @@ def draw_kernel(
     tl.store(out_ptr + draw, tl.minimum(found, vocab_size - 1))  # beyond it only in a row of NaN
 
 
+def weigh(scores: Tensor, rows: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
+    """Weights fp32 [N, V] of N of the R rows: exp((score - best) / temperature), at least exp(-28). Never waits.
+
+    Args:
+        scores: fp32 [R, V], each row contiguous.
+        rows: int64 [N].
+        best: fp32 [R], each row's largest score.
+        temperature: fp32 [N], above 0.
+
+    Raises:
+        ValueError: An argument breaks one of these rules.
+        KernelsUnavailableError: No kernel can run here.
+    """
+    check_arguments(
+        scores=(scores, "R | V", torch.float32),
+        rows=(rows, "N", torch.int64),
+        best=(best, "R", torch.float32),
+        temperature=(temperature, "N", torch.float32),
+    )
+    vocab_size = scores.shape[1]
+    out = scores.new_empty(len(rows), vocab_size)
+    if out.numel():
+        grid = len(rows), triton.cdiv(vocab_size, BLOCK)
+        weigh_kernel[grid](scores, scores.stride(0), rows, best, temperature, out, vocab_size, BLOCK=BLOCK, num_warps=8)
+    return out
+
+
 def draw_tokens(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, row_of_draw: Tensor, u: Tensor) -> Tensor:
     """Token ids int64 [D]: for each draw the first token whose cumulative mass exceeds u of its row's. Never waits.
 
@@ -113,6 +163,12 @@ def draw_tokens(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, ro
             weights, top_k, top_p, min_p, row_of_draw, u, out, weights.shape[1], BLOCK=BLOCK, num_warps=8
         )
     return out
+
+
+def weigh_reference(scores: Tensor, rows: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
+    """Reference for `weigh` in plain torch."""
+    relative = (scores[rows] - best[rows][:, None]) / temperature[:, None]
+    return relative.clamp_min(MIN_SCORE.value).exp()
 
 
 def draw_tokens_reference(

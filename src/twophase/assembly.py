@@ -168,7 +168,7 @@ def _load(config: EngineConfig, target: _Target, executor: Executor) -> LlamaMod
     backend = choice if isinstance(choice, AttentionBackend) else model_backend(executor.part, make)
     place = executor.device, executor.cut, executor.experts
     weights = load_weights(folder, target.model, target.dtype, *place, target.scheme)
-    if choice == "triton" and target.device.type == "cpu":
+    if backend.name == "triton" and target.device.type == "cpu":
         weights = feature("triton.linear").with_kernels(weights)
     max_model_len, sums = target.limits.max_model_len, (executor.sum_over_ranks, executor.dispatch_experts)
     return LlamaModel(executor.part, weights, backend, max_model_len, *sums)

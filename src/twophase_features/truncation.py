@@ -10,23 +10,29 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 
+from twophase.doors import feature
 from twophase.engine import sampler
 from twophase.engine.runner import Parcel
-from twophase_kernels.sampling import draw_tokens
+from twophase.model.machine import prefers_kernels
 
 TOP_P_CANDIDATES = 256  # nearly always hold the top-p mass; other rows are sorted whole
 
 
-def draw(weights: Float[Tensor, "R V"], given: Parcel) -> Int[Tensor, "D"]:
+def draw(scores: Float[Tensor, "R V"], best: Float[Tensor, "R"], given: Parcel) -> Int[Tensor, "D"]:
     """As `sampler.draw`, of the tokens that each row's top-k, top-p and min-p keep. `given` has them by row."""
-    if weights.is_cuda:
-        return draw_by_kernel(weights, given)
-    truncate(weights, *(given[name].numpy() for name in ("top_k", "top_p", "min_p")))
+    device = scores.device
+    if prefers_kernels(device) and feature("triton.available").runs_triton(device, torch.float32):
+        return draw_by_kernels(scores, best, given)
+    weights = sampler.weigh(scores, best, given)
+    truncate(weights, *(given[name].cpu().numpy() for name in ("top_k", "top_p", "min_p")))
     return sampler.draw(weights, given)
 
 
-def draw_by_kernel(weights: Float[Tensor, "R V"], given: Parcel) -> Int[Tensor, "D"]:
+def draw_by_kernels(scores: Float[Tensor, "R V"], best: Float[Tensor, "R"], given: Parcel) -> Int[Tensor, "D"]:
     """`draw`, sorting nothing and without waiting for the device."""
+    from twophase_kernels.sampling import draw_tokens, weigh
+
+    weights = weigh(scores, given["random_rows"], best, given["temperature"])
     return draw_tokens(weights, *(given[name] for name in ("top_k", "top_p", "min_p", "random_row_of_draw", "u")))
 
 

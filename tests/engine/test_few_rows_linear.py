@@ -14,6 +14,7 @@ from tests.engine.engines import GREEDY, make_engine, prompt_of, run, tokens_of
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant, is_killed
 from twophase import LLM, assembly
+from twophase.model import machine
 from twophase.model.linear import TorchLinear, can_pack, make_linear
 from twophase.model.llama import LlamaModel
 from twophase_features.quantization import few_rows
@@ -137,7 +138,7 @@ def quantized(scheme, num_outputs=70, num_inputs=96, order=None):
 
 def check_codes(module: ModuleType) -> None:
     assert not module.has_few_rows_kernel(quantized("int8"), torch.float32), "kernels for the CPU are not named"
-    with patch.object(module, "asks_for_compiled_kernels", lambda: True):
+    with patch.object(module, "prefers_kernels", lambda device: True):
         check_code_layers(module)
 
 
@@ -170,12 +171,14 @@ def check_tokens(module: ModuleType, folder) -> None:
     assert [tokens_of(output) for output in got] == [tokens_of(output) for output in expected]
 
 
+OPTIONS = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 16, "skip_tokenizer_init": True}
+
+
 def check_opening(folder) -> None:
     """`attention_backend='triton'` uses the kernel; the tokens are those of torch's backend."""
     outputs = []
     for backend in ("torch", "triton"):
-        options = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 16, "skip_tokenizer_init": True}
-        llm = LLM(str(folder), attention_backend=backend, **options)
+        llm = LLM(str(folder), attention_backend=backend, **OPTIONS)
         assert isinstance(llm.model.weights.lm_head, FewRows) == (backend == "triton")
         outputs.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)])
     assert outputs[0] == outputs[1]
@@ -212,6 +215,14 @@ def test_the_option(compiling, folder):
 def opened(folder):
     triton_on_cpu.install()
     check_opening(folder)
+
+
+@pytest.mark.parametrize("prefers", [True, False])
+def test_auto_uses_the_kernel_where_it_takes_triton(prefers, folder):
+    wrapped = patch.object(linear, "with_kernels", wraps=linear.with_kernels)
+    with patch.object(machine, "prefers_kernels", lambda device: prefers), wrapped as used:
+        LLM(str(folder), attention_backend="auto", **OPTIONS)
+    assert used.called == prefers
 
 
 def test_interpreted_kernels_are_not_used(folder):

@@ -293,10 +293,12 @@ def test_the_sampler(check):
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_by_the_kernel_of_gpus(check, monkeypatch):
-    """Compiled for this processor."""
+def test_by_kernels(check, monkeypatch):
+    """As on a GPU, and where compiled kernels are asked for by name."""
     pytest.importorskip("triton", reason="not run here: no triton")
-    monkeypatch.setattr(truncation, "draw", truncation.draw_by_kernel)
+    for module in (sampler, truncation):
+        monkeypatch.setattr(module, "prefers_kernels", lambda device: True)
+    monkeypatch.setattr(truncation, "truncate", None)
     check(sampler)
 
 

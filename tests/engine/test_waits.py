@@ -76,7 +76,9 @@ def test_one_transfer_and_one_wait(case, monkeypatch):
     monkeypatch.setattr(runner.Parcel, "of", of)
     monkeypatch.setattr(sampler, "read", uncounted(sampler.read, counting.counts, "wait"))
     monkeypatch.setattr(score_edits, "unpack", uncounted(score_edits.unpack, Counter(), ""))  # by NumPy on a CPU
-    monkeypatch.setattr(truncation, "draw", uncounted(truncation.draw_by_kernel, Counter(), ""))
+    for module in (sampler, truncation):
+        monkeypatch.setattr(module, "prefers_kernels", lambda device: True)
+    monkeypatch.setattr(truncation, "draw", uncounted(truncation.draw_by_kernels, Counter(), ""))
     with counting:
         found = sampler.sample(logits, rows)
     assert found == expected

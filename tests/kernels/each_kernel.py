@@ -16,12 +16,12 @@ from tests.kernels.test_linear_layers import layer, multiply
 from tests.kernels.test_packed_linear import check_packed_linear, check_products
 from tests.kernels.test_rmsnorm_residual import check_rmsnorm
 from tests.kernels.test_rope_kv_write import check_rope_kv_write
-from tests.kernels.test_sampling import check_draws
+from tests.kernels.test_sampling import check_draws, check_weights
 from tests.kernels.test_silu_mul import check_silu_mul
 from twophase_kernels import KernelsUnavailableError, fp8_linear, mode, packed_linear, quantized_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
-from twophase_kernels.sampling import draw_tokens
+from twophase_kernels.sampling import draw_tokens, weigh
 from twophase_kernels.silu_mul import silu_mul
 
 IS_INTERPRETED = mode() == "interpreted"
@@ -51,6 +51,7 @@ def test_elementwise(dtype):
 
 
 def test_sampling():
+    check_weights(weigh, 300)
     check_draws(draw_tokens, 300, num_draws=2)
 
 

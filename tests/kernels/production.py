@@ -18,7 +18,7 @@ from twophase_kernels.quant import KVFormat, cache_dtype
 from twophase_kernels.quantized_linear import quantized_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
-from twophase_kernels.sampling import draw_tokens
+from twophase_kernels.sampling import draw_tokens, weigh
 from twophase_kernels.silu_mul import silu_mul
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -199,6 +199,8 @@ def _sampling() -> Iterator[AotConfig]:
     row, draw = partial(meta, 32, dtype=torch.float64), partial(meta, 64)
     arguments = row(), row(), row(), draw(dtype=torch.int64), draw(dtype=torch.float64)
     yield AotConfig("128256", partial(draw_tokens, meta(32, 128_256, dtype=FP32), *arguments))
+    given = meta(32, dtype=torch.int64), meta(32, dtype=FP32), meta(32, dtype=FP32)
+    yield AotConfig("weights of 128256", partial(weigh, meta(32, 128_256, dtype=FP32), *given))
 
 
 def _silu_mul() -> Iterator[AotConfig]:

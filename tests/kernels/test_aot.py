@@ -30,7 +30,7 @@ from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quantized_linear import quantized_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
-from twophase_kernels.sampling import draw_tokens
+from twophase_kernels.sampling import draw_tokens, weigh
 from twophase_kernels.silu_mul import silu_mul
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -47,6 +47,7 @@ SAMPLE = (
     "rmsnorm_residual: bf16 4096 with residual",
     "silu_mul: bf16 14336",
     "sampling: 128256",
+    "sampling: weights of 128256",
     "quantized_linear: bf16 int4 g32 minima, 4096 x 4096, T=1",
     "quantized_linear: bf16 int8, 4096 x 4096, T=16, bias",
     "fp8_linear: bf16 fp8, 4096 x 4096, T=32, 2 splits",
@@ -54,7 +55,8 @@ SAMPLE = (
 )
 ATTENTION = {"paged_decode_kernel", "paged_prefill_kernel"}
 ELEMENTWISE = {
-    "rope_kv_write_kernel", "rmsnorm_residual_kernel", "silu_mul_kernel", "quantise_tokens_kernel", "draw_kernel"
+    "rope_kv_write_kernel", "rmsnorm_residual_kernel", "silu_mul_kernel", "quantise_tokens_kernel", "weigh_kernel",
+    "draw_kernel",
 }  # fmt: skip
 LINEAR = {"quantized_linear_kernel", "fp8_linear_kernel"}
 AFTER_SPLITS = {"merge_splits_kernel", "sum_splits_kernel"}
@@ -203,6 +205,7 @@ def step(num_seqs, table_width, num_tokens, offset):
     silu_mul(meta(num_tokens, 8192))
     row, draws = partial(index, num_seqs, torch.float64), partial(index, 2 * num_seqs)
     weights = meta(num_seqs, 128_256, dtype=torch.float32)
+    weigh(weights, index(num_seqs, torch.int64), index(num_seqs, torch.float32), index(num_seqs, torch.float32))
     draw_tokens(weights, row(), row(), row(), draws(torch.int64), draws(torch.float64))
     for num_inputs, num_outputs in ((4096, 6144), (14336, 4096)):  # layers of other sizes, too, share binaries
         layer = MetaLinear(torch.bfloat16, num_tokens, num_inputs=num_inputs, num_outputs=num_outputs)

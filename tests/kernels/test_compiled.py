@@ -21,14 +21,14 @@ from tests.kernels.test_paged_decode import check_few, check_lengths
 from tests.kernels.test_paged_prefill import check_chunks
 from tests.kernels.test_rmsnorm_residual import check_rmsnorm
 from tests.kernels.test_rope_kv_write import KV_FORMATS, check_rope_kv_write
-from tests.kernels.test_sampling import check_draws
+from tests.kernels.test_sampling import check_draws, check_weights
 from tests.kernels.test_silu_mul import check_silu_mul
 from twophase_kernels.packed_codes import pack_codes
 from twophase_kernels.paged_decode import max_rows
 from twophase_kernels.quantized_linear import quantized_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
-from twophase_kernels.sampling import draw_tokens
+from twophase_kernels.sampling import draw_tokens, weigh
 from twophase_kernels.silu_mul import silu_mul
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -131,6 +131,7 @@ def check_sums():
 
 def check_sampling():
     for vocab_size in (300, 4097):
+        check_weights(weigh, vocab_size)
         check_draws(draw_tokens, vocab_size, num_draws=1)
 
 
@@ -195,6 +196,7 @@ def elementwise_sample():
     check_rmsnorm(rmsnorm_residual, (3, 576), BF16)
     check_silu_mul(silu_mul, (2, 1025), BF16)
     of(check_tokens, "fp8_linear", 3, 576, BF16)
+    check_weights(weigh, 300)
     check_draws(draw_tokens, 300, num_draws=1)
 
 

@@ -1,4 +1,4 @@
-"""draw_tokens against sorting, token for token: masses are whole numbers, so nothing may differ."""
+"""draw_tokens against sorting, token for token: masses are whole numbers, so nothing may differ. And weights."""
 
 import itertools
 import math
@@ -32,6 +32,21 @@ def check_draws(function, vocab_size: int, num_draws: int = 40, scale: float = 2
     assert not wrong, f"{len(wrong)} of {len(got)} differ; the first: {filters[row_of_draw[wrong[0]]].tolist()}"
 
 
+def check_weights(function, vocab_size: int) -> None:
+    """Rows out of order, one of them twice and with another temperature; a banned token, and one beyond fp32."""
+    scores = torch.randn(4, vocab_size + 3, generator=torch.Generator().manual_seed(vocab_size))[:, :vocab_size]
+    scores[:, 0], scores[1, 1:2] = torch.tensor([5.0, 6.0, 7.0, 8.0]), -math.inf
+    scores, rows = scores.to(HERE), torch.tensor([3, 1, 1], device=HERE)
+    temperature = torch.tensor([1.0, 0.5, torch.finfo(torch.float32).tiny], device=HERE)
+    given = scores, rows, scores.amax(-1), temperature
+    torch.testing.assert_close(function(*given), sampling.weigh_reference(*given), rtol=3e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 300, 4096, 4097])
+def test_weights(vocab_size):
+    check_weights(sampling.weigh, vocab_size)
+
+
 @pytest.mark.parametrize("vocab_size", [1, 2, 300, 4096, 4097, 9000])
 def test_equals_sorting(vocab_size):
     check_draws(sampling.draw_tokens, vocab_size)
@@ -59,6 +74,10 @@ def test_refuses(name, change):
         sampling.draw_tokens(**given | {name: change(given[name])})
 
 
+def check_weigh(module) -> None:
+    check_weights(module.weigh, 4097)
+
+
 def check(module) -> None:
     check_draws(module.draw_tokens, 4097)
     check_draws(module.draw_tokens, 300)
@@ -66,6 +85,11 @@ def check(module) -> None:
 
 MUTANTS = {
     ("sampling",): [
+        ("scores of the first rows", "row, temperature = tl.load(rows_ptr + i)", "row, temperature = i", check_weigh),
+        ("one temperature", "tl.load(temperature_ptr + i)\n", "tl.load(temperature_ptr)\n", check_weigh),
+        ("best of another row", "tl.load(best_ptr + row)", "tl.load(best_ptr + i)", check_weigh),
+        ("rows without a gap", "row * scores_stride", "row * vocab_size", check_weigh),
+        ("scores far below", "tl.maximum(relative, MIN_SCORE)", "relative", check_weigh),
         ("one token too few", "(row_ptr, vocab_size, top_k, lowest", "(row_ptr, vocab_size, top_k - 1, lowest", check),
         ("top-p of the whole row", "mass = _total(row_ptr, vocab_size, lowest, False, BLOCK)\n        lowest", "mass = _total(row_ptr, vocab_size, lowest * 0, False, BLOCK)\n        lowest", check),
         ("min-p forgotten", "lowest = tl.maximum(lowest, tl.load(min_p_ptr + row).to(tl.float32).to(tl.int32, bitcast=True))\n", "pass\n", check),

@@ -5,7 +5,7 @@ order. Requests load `score_edits` (biases, penalties, masks), `truncation` and 
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from twophase.core.request import SamplingParams
 from twophase.doors import feature
 from twophase.engine.philox import uniforms
 from twophase.engine.runner import Parcel, read
+from twophase.model.machine import prefers_kernels
 
 UNIT = 2.0**-40  # of weights: a token that weighs less than this, where the row's best token weighs 1, is never drawn
 CHUNK = 128  # tokens
@@ -84,11 +85,15 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[Samp
     best = scores.max(dim=-1)  # NaN propagates, so one check of the maximum finds every bad row
     token_ids = best.indices[given["row_of_draw"]]
     if is_random:
-        token_ids[given["random_draws"]] = _draw_random(scores, best.values, params, given)
+        if prefers_kernels(logits.device) or any(p.truncates for p in params):
+            drawn = feature("truncation").draw(scores, best.values, given)
+        else:
+            drawn = draw(weigh(scores, best.values, given), given)
+        token_ids[given["random_draws"]] = drawn
     extra = scoring.logprobs_of(token_ids, logits, params, given) if scoring else []
-    drawn, peaks, *scored = read([token_ids, best.values, *extra])
+    chosen, peaks, *scored = read([token_ids, best.values, *extra])
 
-    tokens = [SampledToken(int(token_id)) for token_id in drawn]
+    tokens = [SampledToken(int(token_id)) for token_id in chosen]
     each = iter(scoring.with_logprobs(tokens, params, row_of_draw, *scored) if scoring else tokens)
     runs = [tuple(islice(each, row.num_samples)) for row in rows]
     return [
@@ -115,19 +120,15 @@ def _random_arrays(rows: Sequence[SampleRow], draws: Sequence[tuple[int, int]]) 
     }
 
 
-def _draw_random(
-    scores: Float[Tensor, "R V"], best: Float[Tensor, "R"], params: Sequence[SamplingParams], given: Parcel
-) -> Int[Tensor, "D"]:
-    """Apply temperature and truncation to the random rows, and draw their D tokens, in row order."""
+def weigh(scores: Float[Tensor, "R V"], best: Float[Tensor, "R"], given: Parcel) -> Float[Tensor, "N V"]:
+    """The random rows' weights: a token's probability over that of its row's best token."""
     rows = given["random_rows"]
     # Relative to the best token, so that a small temperature cannot overflow: 0 stays 0, other scores may reach -inf.
     relative = scores[rows].sub_(best[rows][:, None]).div_(given["temperature"][:, None])
-    weights = relative.clamp_min_(MIN_SCORE).exp_()
-    how: Callable[..., Tensor] = feature("truncation").draw if any(p.truncates for p in params) else draw
-    return how(weights, given)
+    return relative.clamp_min_(MIN_SCORE).exp_()
 
 
-def draw(weights: Float[Tensor, "R V"], given: Parcel) -> Int[Tensor, "D"]:
+def draw(weights: Float[Tensor, "N V"], given: Parcel) -> Int[Tensor, "D"]:
     """Inverse-CDF draws: the first token whose cumulative weight exceeds u times the row's total.
 
     `weights` are in [0, 1], and need not be normalised; `u` is fp64 in [0, 1). Sums of weights in units of `UNIT` are

@@ -47,18 +47,18 @@ def resolve_device(option: str | torch.device) -> torch.device:
     return device
 
 
-def asks_for_compiled_kernels() -> bool:
-    """Whether kernels compiled for the CPU are the user's wish, not the default. The first run compiles them."""
-    return os.environ.get("TWOPHASE_KERNELS") == "cpu"
+def prefers_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels are the first choice: on CUDA, and on a CPU where the environment names them."""
+    return device.type == "cuda" or os.environ.get("TWOPHASE_KERNELS") == "cpu"
 
 
 def make_backend(
     name: str, spec: AttentionSpec, *, device: torch.device, dtype: torch.dtype, block_size: int
 ) -> AttentionBackend:
-    """The backend called `name`; 'auto' takes Triton on CUDA, or on a CPU for which the environment asks for compiled
-    kernels by name, torch everywhere else, and says so if Triton cannot run. Raises BackendUnavailableError, with the
-    reason and the fix, if 'triton' was asked for and cannot run here."""
-    if name == "torch" or (name == "auto" and device.type != "cuda" and not asks_for_compiled_kernels()):
+    """The backend called `name`; 'auto' takes Triton where kernels are preferred, and torch elsewhere and, with a
+    warning, where Triton cannot run. Raises BackendUnavailableError, with the reason and the fix, if 'triton' was asked
+    for and cannot run here."""
+    if name == "torch" or (name == "auto" and not prefers_kernels(device)):
         return TorchBackend(spec, block_size)
     why_not = feature("triton.available").why_not_triton(device, dtype)
     if why_not is None:

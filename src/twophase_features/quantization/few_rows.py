@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from twophase.model.linear import Linear
-from twophase.model.machine import asks_for_compiled_kernels
+from twophase.model.machine import prefers_kernels
 from twophase_features.quantization.weight import QuantizedWeight
 from twophase_kernels import KernelsUnavailableError, mode
 from twophase_kernels.packed_linear import fits, launch_packed_linear, pack_code_words, pack_scales
@@ -80,6 +80,7 @@ def has_few_rows_kernel(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
     if dtype not in (torch.float32, torch.bfloat16) or (weight.bits == 8 and weight.minima is not None):
         return False
     try:
-        return asks_for_compiled_kernels() and mode() == "cpu" and fits(weight.bits, weight.shape[1], weight.group_size)
+        is_wanted = prefers_kernels(weight.codes.device) and mode() == "cpu"
+        return is_wanted and fits(weight.bits, weight.shape[1], weight.group_size)
     except KernelsUnavailableError:
         return False
