@@ -24,9 +24,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-# How long a waiting thread of GNU's OpenMP spins before it yields its core. The default, milliseconds, makes a decode
-# step beside a busy process four times slower than alone; this value three times, at hardly any cost alone. Without
-# spinning a step alone takes 1.5 times as long (docs/log.md). Read when torch is first imported.
+# How long a waiting thread of GNU's OpenMP spins before it yields its core. By default it is milliseconds, which a busy
+# process lacks; 3,000 costs a step alone hardly anything (docs/log.md). Read by the first import of torch.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 

@@ -71,6 +71,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     # A CUDA graph cannot contain an all-reduce with a timeout.
     use_step_graphs = config.use_step_graphs and executor.sum_over_ranks is None
     runner = executor.run(ModelRunner(llama, kv_cache, target.limits.max_model_len, use_step_graphs))
+    room = getattr(runner, "room", None)
     cache = _cache_factory(config, target.windows)(num_blocks, config.block_size, config.enable_prefix_caching)
     make_scheduler = config.scheduler_factory or partial(Scheduler, policy=config.policy)
     scheduler = make_scheduler(target.limits, cache)
@@ -81,7 +82,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
         codec=tokenizer,
         eos_token_ids=target.model.eos_token_ids,
         compile_grammar=None if tokenizer is None else _grammar_compiler(tokenizer, target.model.eos_token_ids),
-        speculator=speculation and speculation.speculator(kv_cache, target.limits, use_step_graphs),
+        speculator=speculation.speculator(kv_cache, target.limits, use_step_graphs) if speculation else room,
         seed=config.seed,
         max_trace_steps=config.max_trace_steps,
     )

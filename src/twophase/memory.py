@@ -15,7 +15,6 @@ GIB = 1024**3
 SCALE_BYTES = 4  # bytes of a scale, one for each token and head, for K and for V: float32
 ROW_ALIGNMENT_BYTES = 16  # GPUs load 16 bytes at a time, and Triton does so only when every row starts at a multiple
 MLP_UNIT = 16  # ranks split the MLP in units of 16 rows, so that each rank's part starts at a multiple of 16 bytes
-SCORED_ROWS = 64  # prompt positions whose logits exist at the same time, before any row is sampled
 
 # A GPU serves only the engine; a CPU's memory is shared by all processes, and 2 GiB hold 46,000 tokens of the default
 # model.

@@ -1,7 +1,7 @@
 """Log-probabilities in nats: of drawn tokens, and of a prompt's own, where each position scores the next token."""
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
+from itertools import accumulate, islice
 from typing import Any, final
 
 import numpy as np
@@ -14,6 +14,7 @@ from twophase.core.request import SamplingParams, TokenLogprobs
 from twophase.engine.model_run import BatchEntry
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import Parcel
+from twophase_features.step_memory import SCORED_ROWS
 
 
 def arrays(params: Sequence[SamplingParams], row_of_draw: Sequence[int]) -> dict[str, Any]:
@@ -64,6 +65,19 @@ def scored(batch: Sequence[BatchEntry]) -> tuple[list[ScheduledChunk], "PromptSc
     chunks = [each.chunk._replace(num_scored=_num_scored(each)) for each in batch]
     wanted = [(chunk, each.state) for chunk, each in zip(chunks, batch, strict=True) if chunk.num_scored]
     return chunks, PromptScorer(wanted)
+
+
+def score_rows(
+    chunks: Sequence[ScheduledChunk],
+    hidden: Float[Tensor, "T N"],
+    logits: Callable[[Tensor], Tensor],
+    take: Callable[[Tensor], None],
+) -> None:
+    """`take` gets the logits of the chunks' `num_scored` first tokens, in order, `SCORED_ROWS` at a time."""
+    starts = accumulate((len(chunk.token_ids) for chunk in chunks), initial=0)
+    scored = [start + row for start, c in zip(starts, chunks, strict=False) for row in range(c.num_scored)]
+    for first in range(0, len(scored), SCORED_ROWS):
+        take(logits(hidden[torch.tensor(scored[first : first + SCORED_ROWS], device=hidden.device)]))
 
 
 def _num_scored(entry: BatchEntry) -> int:

@@ -18,13 +18,14 @@ from dataclasses import replace
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from twophase.cache.kv_cache import KVCache
 from twophase.core.plan import ScheduledChunk
 from twophase.engine.runner import TABLE_COLUMNS, PackedBatch, pack
 from twophase.model.llama import LlamaModel
+from twophase_features.look_ahead import LookAhead, Room
 from twophase_features.triton.huge_pages import begin_in_huge_pages
 from twophase_kernels import mode
 
@@ -59,6 +60,7 @@ class CudaGraphs:
     """
 
     max_tokens = 256  # larger batches compute long enough to hide their launches
+    runs_ahead = True
     num_warmups = 2  # kernels are compiled and libraries initialised outside the capture
 
     def __init__(self, device: torch.device) -> None:
@@ -88,6 +90,7 @@ class RecordedLaunches:
     """
 
     max_tokens = 32
+    runs_ahead = False  # a replay has ended when it returns
 
     def __call__(self, forward: Forward) -> tuple[Callable[[], None], Float[Tensor, "T N"]]:
         import triton_on_cpu
@@ -118,7 +121,11 @@ def decode_graphs(model: LlamaModel, kv_cache: KVCache, max_model_len: int) -> "
 class DecodeGraphs:
     """Graphs of one model over one cache, captured when first needed. Only the runner uses it.
 
-    A capture that fails is logged once, and decodes run eagerly from then on.
+    A shape whose capture fails is logged once, and its decodes run eagerly from then on.
+
+    Attributes:
+        ahead: Begins the next step before the host knows this one's tokens; None where that gains nothing.
+        room: The room for it, in the place of an engine's speculator; None without `ahead`.
     """
 
     def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, capture: Capture) -> None:
@@ -126,35 +133,62 @@ class DecodeGraphs:
         self._kv_cache = kv_cache
         self._max_model_len = max_model_len
         self._way = capture
-        self._graphs: dict[_Shape, _Graph] = {}
-        self._has_failed = False
+        self._graphs: dict[_Shape, _Graph | None] = {}
+        self.ahead: LookAhead | None = None
+        if capture.runs_ahead:
+            self.ahead = LookAhead(self._replay, kv_cache.spec.block_size, kv_cache.num_groups, max_model_len)
+        self.room = None if self.ahead is None else Room()
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
         """Hidden states of a batch of decodes, by token; None if the batch must run eagerly. Valid until the next
         run."""
+        hidden = None if self.ahead is None else self.ahead.take(chunks)
+        hidden = self._replay(chunks) if hidden is None else hidden
+        if self.ahead is not None and hidden is not None:
+            self.ahead.note(chunks)
+        return hidden
+
+    @torch.inference_mode()
+    def look_ahead(self, token_ids: Int[Tensor, "D"]) -> None:
+        """The tokens of the latest run are drawn, and the host does not know them yet: begin the next step."""
+        if self.ahead is not None:
+            self.ahead.begin(token_ids)
+
+    def _replay(
+        self, chunks: Sequence[ScheduledChunk], token_ids: Int[Tensor, "D"] | None = None
+    ) -> Float[Tensor, "T N"] | None:
+        """`run`, without a look ahead; of `token_ids`, which are on the device, instead of the chunks' tokens."""
         # A chunk of one token in the middle of a prompt is not a decode: it has no row to sample.
         is_decode = all(chunk.num_samples and len(chunk.token_ids) == 1 + chunk.num_drafts for chunk in chunks)
         max_query_len = max(len(chunk.token_ids) for chunk in chunks)
         num_rows, block_size = padded_batch_size(len(chunks)), self._kv_cache.spec.block_size
         if not is_decode or max_query_len > self._model.backend.max_decode_len:
             return None
-        if self._has_failed or num_rows * max_query_len > self._way.max_tokens:
+        if num_rows * max_query_len > self._way.max_tokens:
             return None
         num_groups = self._kv_cache.num_groups
         longest = max(len(chunk.block_ids) for chunk in chunks) // num_groups * block_size
-        context = padded_context(longest, self._max_model_len)
-        num_columns = -(-context // (block_size * TABLE_COLUMNS)) * TABLE_COLUMNS
-        packed = pack(
-            chunks, block_size, num_groups=num_groups, num_rows=num_rows, num_tokens=num_rows * max_query_len,
-            num_columns=num_columns, device=self._kv_cache.device,
-        )  # fmt: skip
-        shape = _Shape(num_rows, max_query_len, context)
-        captured = self._graphs.get(shape) or self._try_capture(packed, shape)
+        shape = _Shape(num_rows, max_query_len, padded_context(longest, self._max_model_len))
+        packed = self._pack(chunks, shape)
+        if shape not in self._graphs:
+            self._graphs[shape] = self._try_capture(packed, shape)
+        captured = self._graphs[shape]
         if captured is None:
             return None
         captured.inputs.arrays.buffer.copy_(packed.arrays.buffer)
+        if token_ids is not None:
+            captured.inputs.arrays["token_ids"][: len(token_ids)].copy_(token_ids)
         captured.replay()
         return captured.hidden[: sum(len(chunk.token_ids) for chunk in chunks)]
+
+    def _pack(self, chunks: Sequence[ScheduledChunk], shape: _Shape) -> PackedBatch:
+        """Decodes, padded to a graph's shape."""
+        block_size = self._kv_cache.spec.block_size
+        num_columns = -(-shape.context // (block_size * TABLE_COLUMNS)) * TABLE_COLUMNS
+        return pack(
+            chunks, block_size, num_groups=self._kv_cache.num_groups, num_rows=shape.num_rows,
+            num_tokens=shape.num_rows * shape.max_query_len, num_columns=num_columns, device=self._kv_cache.device,
+        )  # fmt: skip
 
     def _try_capture(self, packed: PackedBatch, shape: _Shape) -> _Graph | None:
         # The capture may write the same K and V that the replay will write: nothing needs undoing.
@@ -166,11 +200,9 @@ class DecodeGraphs:
         try:
             replay, hidden = self._way(lambda: self._forward(inputs))
         except Exception as error:
-            self._has_failed = True
-            logger.warning("A graph of %d decodes failed, so decodes run eagerly: %s", shape.num_rows, error)
+            logger.warning("A graph of %d decodes failed, so such steps run eagerly: %s", shape.num_rows, error)
             return None
-        self._graphs[shape] = _Graph(replay, inputs, hidden)
-        return self._graphs[shape]
+        return _Graph(replay, inputs, hidden)
 
     def _forward(self, inputs: PackedBatch) -> Float[Tensor, "T N"]:
         return self._model.forward(inputs.arrays["token_ids"], self._model.backend.plan(inputs.view()), self._kv_cache)

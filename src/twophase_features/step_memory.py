@@ -6,13 +6,13 @@ parallelism, the sizes of one rank's part. Nothing heavy is imported.
 
 from typing import TYPE_CHECKING, Any
 
-from twophase.memory import SCORED_ROWS
 from twophase.model.config import ModelConfig
 from twophase.scheduling.limits import SchedulerConfig
 
 if TYPE_CHECKING:
     import torch
 
+SCORED_ROWS = 64  # prompt positions whose logits exist at the same time, before any row is sampled
 SAMPLING_COPIES = 4  # copies of a row's logits in float32: logits, scaled, sorted, probabilities
 
 

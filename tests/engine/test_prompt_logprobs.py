@@ -15,9 +15,9 @@ from twophase.core.request import Request, SamplingParams
 from twophase.engine.engine import Engine
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import ModelRunner
-from twophase.memory import SCORED_ROWS
 from twophase.scheduling.planner import Planner
 from twophase_features import logprobs
+from twophase_features.step_memory import SCORED_ROWS
 
 LENGTHS = (1, 2, 4, 5, 17, 30, 41)  # below, at and above block boundaries; beyond the sliding window
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate(LENGTHS)]
@@ -201,8 +201,8 @@ MUTANTS = [
     ("the first token has one", STATE, "state.prompt_logprobs = [None]", "state.prompt_logprobs = []", ENGINE),
     ("a place too early", SCORES, "state.prompt_logprobs[chunk.start + 1 :]", "state.prompt_logprobs[chunk.start :]", None),
     ("a preempted prompt's twice", SCORES, "state.prompt_logprobs[chunk.start + 1 :] =", "state.prompt_logprobs +=", None),
-    ("a row further", RUNNER, "[start + row for", "[start + 1 + row for", None),
-    ("rows of the first chunk", RUNNER, "[start + row for", "[row for", None),
+    ("a row further", SCORES, "[start + row for", "[start + 1 + row for", None),
+    ("rows of the first chunk", SCORES, "[start + row for", "[row for", None),
     ("looked up", PLANNER, "sequence.lookup_ids", "sequence.token_ids", None),
 ]  # fmt: skip
 

@@ -62,10 +62,10 @@ def test_a_failed_capture_is_logged_and_decodes_go_on(cuda_model, monkeypatch, c
     engine = make_engine(cuda_model)
     expected = [tokens_of(output) for output in run(make_engine(cuda_model), PROMPTS, PARAMS)]
 
-    def no_capture(packed, shape):
+    def no_capture(forward):
         raise RuntimeError("no capture today")
 
-    monkeypatch.setattr(engine._runner._graphs, "_capture", no_capture)
+    monkeypatch.setattr(engine._runner._graphs, "_way", no_capture)
     with caplog.at_level(logging.WARNING):
         assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
     assert "no capture today" in caplog.text
@@ -301,15 +301,15 @@ def test_a_models_device_is_current_while_it_runs(cpu_model, monkeypatch):
 GRAPHS, BACKEND, MODEL = step_graphs.__name__, triton_backend.__name__, llama.__name__
 # name, module, old, new, check
 MUTANTS = [
-    ("tables as wide as the model allows", GRAPHS, "-(-context // (block", "-(-self._max_model_len // (block", "played"),
-    ("tables too narrow", GRAPHS, "-(-context // (block_size * TABLE_COLUMNS))", "context // (block_size * TABLE_COLUMNS)", "played"),
+    ("tables as wide as the model allows", GRAPHS, "-(-shape.context // (block", "-(-self._max_model_len // (block", "played"),
+    ("tables too narrow", GRAPHS, "-(-shape.context // (block_size * TABLE_COLUMNS))", "shape.context // (block_size * TABLE_COLUMNS)", "played"),
     ("stale inputs", GRAPHS, "        captured.inputs.arrays.buffer.copy_(packed.arrays.buffer)\n", "", "played"),
     ("padding returned", GRAPHS, "captured.hidden[: sum(", "captured.hidden[-1 : -1 - sum(", "played"),
     ("capture on the first device's stream", GRAPHS, "stream=side_stream, ", "", "played"),
     ("other threads end a capture", GRAPHS, ', capture_error_mode="thread_local"', "", "played"),
     ("a graph for the tables of all groups", GRAPHS, "for chunk in chunks) // num_groups", "for chunk in chunks)", "played"),
     ("no graph with drafts", GRAPHS, "== 1 + chunk.num_drafts", "== 1", "verified"),
-    ("one graph for any number of drafts", GRAPHS, "return self._graphs[shape]", "return self._graphs.setdefault(shape._replace(max_query_len=4), self._graphs.pop(shape))", "verified"),
+    ("one graph for any number of drafts", GRAPHS, "captured = self._graphs[shape]\n", "captured = self._graphs.setdefault(shape._replace(max_query_len=4), self._graphs.pop(shape))\n", "verified"),
     ("captured for the first batch's lengths", GRAPHS, "            query_lens=(shape.max_query_len,) * shape.num_rows,\n", "", "verified"),
     ("drafts' rows not returned", GRAPHS, "[: sum(len(chunk.token_ids) for chunk in chunks)]", "[: len(chunks)]", "verified"),
     ("as many drafts as the first one", GRAPHS, "max(len(chunk.token_ids) for chunk in chunks)", "len(chunks[0].token_ids)", "room"),

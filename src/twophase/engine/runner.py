@@ -8,14 +8,13 @@ from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Shaped, UInt8
+from jaxtyping import Float, Float64, Int, Shaped, UInt8
 from torch import Tensor
 
 from twophase.attention.interface import AttentionBatch
 from twophase.cache.kv_cache import KVCache
 from twophase.core.plan import BlockCopy, ScheduledChunk
 from twophase.doors import feature
-from twophase.memory import SCORED_ROWS
 from twophase.model.llama import LlamaModel
 
 TABLE_COLUMNS = 16  # block tables have a multiple of this many columns
@@ -45,6 +44,7 @@ class ModelRunner:
     Attributes:
         watch: Makes a context manager around a run, from its chunks. The value that it yields, unless None, is called
             with a layer's number once the layer's K and V are written. Graphs are not replayed meanwhile.
+        room: Slots for the step that a GPU begins ahead, in the place of a speculator; None: none is begun.
     """
 
     def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, use_step_graphs: bool = True) -> None:
@@ -53,6 +53,7 @@ class ModelRunner:
         self._graphs: Any = None  # DecodeGraphs
         if model.backend.name == "triton" and use_step_graphs:
             self._graphs = feature("step_graphs").decode_graphs(model, kv_cache, max_model_len)
+        self.room: Any = None if self._graphs is None else self._graphs.room
 
     @torch.inference_mode()
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -65,7 +66,7 @@ class ModelRunner:
 
         A chunk that samples has one row, for its last token, and one more for each draft. A chunk may be run again,
         alone or in another batch: it writes the same K and V into the same slots. `score` is called with the logits of
-        the chunks' `num_scored` first tokens, in order, `SCORED_ROWS` at a time.
+        the chunks' `num_scored` first tokens, in order, a few at a time.
         """
         is_watched = self.watch is not None or self.model.watch_experts is not None
         hidden: Any = self._graphs.run(chunks) if self._graphs is not None and not is_watched else None
@@ -78,12 +79,13 @@ class ModelRunner:
                 hidden = self.model.forward(packed.arrays["token_ids"], plan, self.kv_cache, after_layer)
             sampled = hidden[packed.arrays["rows"]]
         if score is not None:
-            starts = accumulate((len(chunk.token_ids) for chunk in chunks), initial=0)
-            scored = [start + row for start, c in zip(starts, chunks, strict=False) for row in range(c.num_scored)]
-            for first in range(0, len(scored), SCORED_ROWS):
-                some = torch.tensor(scored[first : first + SCORED_ROWS], device=hidden.device)
-                score(self.model.logits(hidden[some]))
+            feature("logprobs").score_rows(chunks, hidden, self.model.logits, score)
         return self.model.logits(sampled) if len(sampled) else None
+
+    def look_ahead(self, token_ids: Int[Tensor, "D"]) -> None:
+        """The latest run's tokens are drawn, and the host is about to wait for them: a GPU begins the next step."""
+        if self._graphs is not None:
+            self._graphs.look_ahead(token_ids)
 
     def close(self) -> None:
         """Does nothing; the runner of a tensor-parallel model ends the other processes here."""

@@ -5,7 +5,7 @@ order. Requests load `score_edits` (biases, penalties, masks), `truncation` and 
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -63,8 +63,11 @@ class SampleRow(NamedTuple):
         return has_penalty or bool(self.banned) or self.bias is not None or self.allowed is not None
 
 
-def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[Sampled | SamplingError]:
-    """Draw `num_samples` tokens for each row; `logits` is fp32 and not changed. The host waits for the device once.
+def sample(
+    logits: Float[Tensor, "R V"], rows: Sequence[SampleRow], before_wait: Callable[[Tensor], None] | None = None
+) -> list[Sampled | SamplingError]:
+    """Draw `num_samples` tokens for each row; `logits` is fp32 and not changed. The host waits for the device once,
+    and calls `before_wait` before it with the token ids, int64 [D], on the device.
 
     A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields a `SamplingError` in its place and
     leaves the other rows alone.
@@ -91,6 +94,8 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[Samp
             drawn = draw(weigh(scores, best.values, given), given)
         token_ids[given["random_draws"]] = drawn
     extra = scoring.logprobs_of(token_ids, logits, params, given) if scoring else []
+    if before_wait is not None:
+        before_wait(token_ids)
     chosen, peaks, *scored = read([token_ids, best.values, *extra])
 
     tokens = [SampledToken(int(token_id)) for token_id in chosen]

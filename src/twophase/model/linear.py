@@ -37,12 +37,8 @@ class TorchLinear:
 
 
 def make_linear(weight: Float[Tensor, "O I"], bias: Float[Tensor, "O"] | None = None) -> TorchLinear:
-    """A linear layer, packed for oneDNN on a CPU that it serves.
-
-    Why: a decode step streams every weight once, and oneDNN's blocked layout streams at the speed of memory where
-    F.linear on rows does not. Measured on 2 cores of an AMD EPYC (AVX-512), SmolLM2's shapes, F.linear against packed:
-    fp32 1.9x at 1 row and 2.4x at 32 (MKL uses AVX2 there), bf16 1.9x at 1 row and 1.3x at 32.
-    """
+    """A linear layer; on a CPU packed for oneDNN, whose blocked layout streams at the speed of memory: F.linear on one
+    row takes 1.9x the time (AVX-512, 2 cores, SmolLM2's shapes)."""
     if weight.device.type == "cpu" and can_pack(weight.dtype):
         return TorchLinear(torch.ops.mkldnn._reorder_linear_weight(weight, PACK_FOR_ROWS), bias, is_packed=True)
     return TorchLinear(weight, bias, is_packed=False)

@@ -55,9 +55,8 @@ def prefers_kernels(device: torch.device) -> bool:
 def make_backend(
     name: str, spec: AttentionSpec, *, device: torch.device, dtype: torch.dtype, block_size: int
 ) -> AttentionBackend:
-    """The backend called `name`; 'auto' takes Triton where kernels are preferred, and torch elsewhere and, with a
-    warning, where Triton cannot run. Raises BackendUnavailableError, with the reason and the fix, if 'triton' was asked
-    for and cannot run here."""
+    """The backend called `name`; 'auto': Triton where kernels are preferred and can run, torch elsewhere. Raises
+    BackendUnavailableError, with the reason and the fix, if 'triton' was asked for and cannot run here."""
     if name == "torch" or (name == "auto" and not prefers_kernels(device)):
         return TorchBackend(spec, block_size)
     why_not = feature("triton.available").why_not_triton(device, dtype)

@@ -287,10 +287,10 @@ class Planner:
 
     def confirm(self, sequence: Sequence, num_computed: int) -> None:
         """The K and V of a sequence's first `num_computed` tokens are in its blocks: publish the full blocks, and free
-        the room of drafts that were rejected or not proposed."""
+        the room of drafts that were rejected or not proposed, but for the next token's."""
         table, sequence.num_computed_tokens = sequence.open_table, num_computed
-        if len(sequence.token_ids) == num_computed < table.num_tokens:
-            self.cache.truncate(table, num_computed)
+        if len(sequence.token_ids) == num_computed < table.num_tokens - 1:
+            self.cache.truncate(table, num_computed + 1)
         self.cache.publish(table, sequence.token_ids, num_computed)
 
     def fork(self, sequence: Sequence, forks: Seq[Sequence]) -> None:

@@ -1,0 +1,112 @@
+"""One step ahead of the host: a GPU begins the next decode before the host knows the tokens of this one.
+
+When a step's tokens are drawn, and before the host waits for them, the forward pass of the same sequences' next tokens
+is queued; it reads the tokens where they were drawn. The host takes its results, plans and packs while the GPU
+computes. When the next step asks for exactly these sequences (or for some of them, since others ended), their hidden
+states are there already; sampling follows as always, with masks and penalties that know every token. When it asks for
+something else, the pass was for nothing: what it wrote lies in slots that nobody reads before they are written again,
+for the GPU works in the order of its queue.
+
+The step ahead writes K and V into a slot beyond the newest token. `Room` gets it, as a drafter's room, from what is
+left over.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from twophase.core.plan import ScheduledChunk, StepPlan
+from twophase.scheduling.scheduler import Scheduler
+from twophase_features.speculation.room import with_drafts, with_room
+
+Replay = Callable[[Sequence[ScheduledChunk], Int[Tensor, "T"]], Float[Tensor, "T N"] | None]
+
+
+class _Ahead(NamedTuple):
+    """A step that was begun: its chunks, with the block tables that it read, and its hidden states."""
+
+    chunks: list[ScheduledChunk]
+    hidden: Float[Tensor, "T N"]
+
+
+@final
+class LookAhead:
+    """Begins steps ahead. Only `DecodeGraphs` uses it.
+
+    Args:
+        replay: Queues a step of decodes, whose tokens are on the device, and returns its hidden states; None: it could
+            not.
+        block_size, num_groups: A sequence has this many blocks, one of each group of layers, for so many tokens.
+        max_model_len: Tokens of the longest sequence.
+
+    Attributes:
+        num_begun, num_used: Steps begun ahead, and those that the next step took.
+    """
+
+    def __init__(self, replay: Replay, block_size: int, num_groups: int, max_model_len: int) -> None:
+        self._replay, self._max_model_len = replay, max_model_len
+        self._block_size, self._num_groups = block_size, num_groups
+        self._latest: Sequence[ScheduledChunk] | None = None
+        self._ahead: _Ahead | None = None
+        self.num_begun = self.num_used = 0
+
+    def take(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
+        """The hidden states of these decodes, if they were begun; else None. At most once."""
+        ahead, self._ahead, self._latest = self._ahead, None, None
+        if ahead is None or not all(_is_plain(chunk) for chunk in chunks):
+            return None
+        row_of = {chunk.seq_id: row for row, chunk in enumerate(ahead.chunks)}
+        rows = [row_of.get(chunk.seq_id, -1) for chunk in chunks]
+        if not all(row >= 0 and _reads(chunk, ahead.chunks[row]) for chunk, row in zip(chunks, rows, strict=True)):
+            return None
+        self.num_used += 1
+        is_prefix = rows == list(range(len(rows)))
+        return ahead.hidden[: len(rows)] if is_prefix else ahead.hidden[torch.tensor(rows, device=ahead.hidden.device)]
+
+    def note(self, chunks: Sequence[ScheduledChunk]) -> None:
+        """These decodes were run."""
+        self._latest = chunks
+
+    def begin(self, token_ids: Int[Tensor, "T"]) -> None:
+        """Queue the step after the one that was noted; `token_ids` are its tokens, on the device."""
+        chunks, self._latest = self._latest, None
+        if chunks is None or not all(_is_plain(chunk) for chunk in chunks):
+            return
+        following = [chunk._replace(start=chunk.start + 1, block_ids=list(chunk.block_ids)) for chunk in chunks]
+        if any(chunk.start >= min(self._num_slots(chunk), self._max_model_len) for chunk in following):
+            return
+        hidden = self._replay(following, token_ids)
+        if hidden is not None:
+            self.num_begun += 1
+            self._ahead = _Ahead(following, hidden)
+
+    def _num_slots(self, chunk: ScheduledChunk) -> int:
+        return len(chunk.block_ids) // self._num_groups * self._block_size
+
+
+def _is_plain(chunk: ScheduledChunk) -> bool:
+    """Whether it is one token, after which one is drawn."""
+    return chunk.num_samples == 1 and not chunk.num_drafts and len(chunk.token_ids) == 1
+
+
+def _reads(chunk: ScheduledChunk, begun: ScheduledChunk) -> bool:
+    """Whether a decode is the one begun: at the same position, over the same blocks. It may have got more of them."""
+    return chunk.start == begun.start and list(chunk.block_ids[: len(begun.block_ids)]) == begun.block_ids
+
+
+@final
+class Room:
+    """Room for the step ahead, in the place of a speculator (`Engine`). It drafts nothing."""
+
+    def draft(self, plan: StepPlan, scheduler: Scheduler, *_: Any) -> StepPlan:
+        """The plan, with a free slot behind each decode where there is one; not beside a prompt, which has no graph."""
+        return plan if plan.prefills else with_drafts(with_room(plan, scheduler, 1), scheduler, {})
+
+    def forget(self, seq_id: int) -> None:
+        """Nothing is remembered."""
+
+    def note_results(self, *_: Any) -> None:
+        """Nothing is learnt."""
