@@ -43,6 +43,7 @@ class LookAhead:
         max_model_len: Tokens of the longest sequence.
 
     Attributes:
+        is_wanted: Whether to begin the next step; `Room` says so of each. (A drafter would make it another step.)
         num_begun, num_used: Steps begun ahead, and those that the next step took.
     """
 
@@ -51,6 +52,7 @@ class LookAhead:
         self._block_size, self._num_groups = block_size, num_groups
         self._latest: Sequence[ScheduledChunk] | None = None
         self._ahead: _Ahead | None = None
+        self.is_wanted = False
         self.num_begun = self.num_used = 0
 
     def take(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
@@ -73,7 +75,8 @@ class LookAhead:
     def begin(self, token_ids: Int[Tensor, "T"]) -> None:
         """Queue the step after the one that was noted; `token_ids` are its tokens, on the device."""
         chunks, self._latest = self._latest, None
-        if chunks is None or not all(_is_plain(chunk) for chunk in chunks):
+        is_wanted, self.is_wanted = self.is_wanted, False
+        if chunks is None or not is_wanted or not all(_is_plain(chunk) for chunk in chunks):
             return
         following = [chunk._replace(start=chunk.start + 1, block_ids=list(chunk.block_ids)) for chunk in chunks]
         if any(chunk.start >= min(self._num_slots(chunk), self._max_model_len) for chunk in following):
@@ -101,8 +104,13 @@ def _reads(chunk: ScheduledChunk, begun: ScheduledChunk) -> bool:
 class Room:
     """Room for the step ahead, in the place of a speculator (`Engine`). It drafts nothing."""
 
+    def __init__(self, ahead: LookAhead) -> None:
+        self._ahead = ahead
+
     def draft(self, plan: StepPlan, scheduler: Scheduler, *_: Any) -> StepPlan:
-        """The plan, with a free slot behind each decode where there is one; not beside a prompt, which has no graph."""
+        """The plan, with a free slot behind each decode where there is one; as it is beside a prompt, which has no
+        graph of a whole step."""
+        self._ahead.is_wanted = not plan.prefills
         return plan if plan.prefills else with_drafts(with_room(plan, scheduler, 1), scheduler, {})
 
     def forget(self, seq_id: int) -> None:

@@ -1,7 +1,8 @@
 """Decode steps as graphs: one call for a whole forward pass, where Python would launch hundreds of kernels.
 
-A graph is made in one of two ways, which take a function and return what repeats its work on the same memory: a CUDA
-graph, or, for kernels that are compiled for the CPU, a recorded list of launches that C goes through.
+A graph is captured in one of two ways, and repeats its work on the same memory: a CUDA graph, or, for kernels that are
+compiled for the CPU, a recorded list of launches that C goes through. CUDA graphs are captured at start-up, the largest
+first: smaller ones use the same memory. Steps with prompts run in pieces (piecewise_graphs.py).
 
 A graph has fixed shapes and addresses. So decodes are padded to a few batch sizes, contexts are rounded up for the
 host-side choices (how many splits) and for the width of block tables, and each graph reads its inputs from buffers of
@@ -12,10 +13,13 @@ graph has room for the most drafts of any sequence. The batch stays ragged, with
 the unused tokens are at its end.
 """
 
+import itertools
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
@@ -26,6 +30,7 @@ from twophase.core.plan import ScheduledChunk
 from twophase.engine.runner import TABLE_COLUMNS, PackedBatch, pack
 from twophase.model.llama import LlamaModel
 from twophase_features.look_ahead import LookAhead, Room
+from twophase_features.piecewise_graphs import PiecewiseGraphs, States
 from twophase_features.triton.huge_pages import begin_in_huge_pages
 from twophase_kernels import mode
 
@@ -33,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 MIN_GRAPH_CONTEXT = 1024
 CONTEXT_GROWTH = 4  # 1024, 4096, 16384, ...: the number of splits is chosen for the rounded context
-
-Forward = Callable[[], Float[Tensor, "T N"]]
 
 
 class _Shape(NamedTuple):
@@ -46,40 +49,42 @@ class _Shape(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    replay: Callable[[], None]
+    graph: Any  # with `replay`
     inputs: PackedBatch
     hidden: Float[Tensor, "T N"]
 
 
 @final
 class CudaGraphs:
-    """CUDA graphs of one device, which share their memory: at most one is replayed at a time.
-
-    A call returns a function that repeats what `forward` computed, from and into the same memory; and `forward`'s
-    result.
-    """
+    """CUDA graphs of one device, which share their memory: at most one is replayed at a time."""
 
     max_tokens = 256  # larger batches compute long enough to hide their launches
+    max_piece_tokens = 512
+    num_warmups = 2
     runs_ahead = True
-    num_warmups = 2  # kernels are compiled and libraries initialised outside the capture
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        # A stream of this device: torch's own capture stream belongs to the device that captured first. One for all
+        # captures, because libraries hold a workspace for each stream.
+        self._stream = torch.cuda.Stream(device)
 
-    def __call__(self, forward: Forward) -> tuple[Callable[[], None], Float[Tensor, "T N"]]:
-        side_stream, stream = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
-        side_stream.wait_stream(stream)
-        with torch.cuda.stream(side_stream):
+    def warm_up(self, forward: Callable[[], Any]) -> None:
+        """Compile kernels and initialise libraries, which a capture cannot."""
+        stream = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(stream)
+        with torch.cuda.stream(self._stream):
             for _ in range(self.num_warmups):
                 forward()
-        stream.wait_stream(side_stream)
+        stream.wait_stream(self._stream)
+
+    @contextmanager
+    def capture(self) -> Iterator[torch.cuda.CUDAGraph]:
+        """What is launched within it is captured; `replay()` of the value it yields repeats it."""
         graph = torch.cuda.CUDAGraph()
-        # On a stream of this device: torch's own capture stream belongs to the device that captured first. And other
-        # threads may allocate and wait meanwhile, as the receiver of another process's pages does.
-        with torch.cuda.graph(graph, pool=self._pool, stream=side_stream, capture_error_mode="thread_local"):
-            hidden = forward()
-        return graph.replay, hidden
+        # Other threads may allocate and wait meanwhile, as the receiver of another process's pages does.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            yield graph
 
 
 @final
@@ -90,14 +95,18 @@ class RecordedLaunches:
     """
 
     max_tokens = 32
+    max_piece_tokens = 0  # the products of more tokens compute long enough to hide their launches
     runs_ahead = False  # a replay has ended when it returns
 
-    def __call__(self, forward: Forward) -> tuple[Callable[[], None], Float[Tensor, "T N"]]:
+    def warm_up(self, forward: Callable[[], Any]) -> None:
+        """Nothing to do."""
+
+    @contextmanager
+    def capture(self) -> Iterator[Any]:
         import triton_on_cpu
 
         with triton_on_cpu.record(torch_operations=True) as recording:
-            hidden = forward()
-        return recording.replay, hidden
+            yield recording
 
 
 Capture = CudaGraphs | RecordedLaunches
@@ -112,7 +121,9 @@ def decode_graphs(model: LlamaModel, kv_cache: KVCache, max_model_len: int) -> "
         logger.info("%s: decodes run eagerly", why_not)
         return None
     if mode() == "cuda":
-        return DecodeGraphs(model, kv_cache, max_model_len, CudaGraphs(kv_cache.device))
+        graphs = DecodeGraphs(model, kv_cache, max_model_len, CudaGraphs(kv_cache.device))
+        graphs.capture_all()
+        return graphs
     begin_in_huge_pages(kv_cache.storage)
     return DecodeGraphs(model, kv_cache, max_model_len, RecordedLaunches())
 
@@ -126,6 +137,7 @@ class DecodeGraphs:
     Attributes:
         ahead: Begins the next step before the host knows this one's tokens; None where that gains nothing.
         room: The room for it, in the place of an engine's speculator; None without `ahead`.
+        pieces: Runs steps with prompts; None: they run eagerly.
     """
 
     def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, capture: Capture) -> None:
@@ -137,16 +149,34 @@ class DecodeGraphs:
         self.ahead: LookAhead | None = None
         if capture.runs_ahead:
             self.ahead = LookAhead(self._replay, kv_cache.spec.block_size, kv_cache.num_groups, max_model_len)
-        self.room = None if self.ahead is None else Room()
+        self.room = None if self.ahead is None else Room(self.ahead)
+        self.pieces = PiecewiseGraphs(model, kv_cache, capture) if capture.max_piece_tokens else None
 
-    def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
-        """Hidden states of a batch of decodes, by token; None if the batch must run eagerly. Valid until the next
-        run."""
+    @torch.inference_mode()
+    def capture_all(self) -> None:
+        """Capture the graphs of decodes without drafts, and the pieces of other steps, before they are needed."""
+        begin_s = time.monotonic()
+        most = min(self._way.max_tokens, self._kv_cache.num_blocks // self._kv_cache.num_groups)
+        rows = sorted({padded_batch_size(n + 1) for n in range(most)}, reverse=True)
+        lengths = range(1, self._max_model_len + 1, MIN_GRAPH_CONTEXT)
+        contexts = sorted({padded_context(length, self._max_model_len) for length in lengths}, reverse=True)
+        nothing = ScheduledChunk(0, (0,), 0, (0,) * self._kv_cache.num_groups, 1)
+        for num_rows, context in itertools.product(rows, contexts):
+            shape = _Shape(num_rows, 1, context)
+            self._graphs[shape] = self._try_capture(self._pack([nothing], shape), shape)
+        if self.pieces is not None:
+            self.pieces.capture_all()
+        logger.info("%d graphs of decodes captured in %.1f s", len(self._graphs), time.monotonic() - begin_s)
+
+    def run(self, chunks: Sequence[ScheduledChunk]) -> States:
+        """A step's hidden states, valid until the next run; (None, None) if it must run eagerly."""
         hidden = None if self.ahead is None else self.ahead.take(chunks)
         hidden = self._replay(chunks) if hidden is None else hidden
-        if self.ahead is not None and hidden is not None:
+        if hidden is None:
+            return (None, None) if self.pieces is None else self.pieces.run(chunks)
+        if self.ahead is not None:
             self.ahead.note(chunks)
-        return hidden
+        return hidden, hidden  # each row of a decode is sampled
 
     @torch.inference_mode()
     def look_ahead(self, token_ids: Int[Tensor, "D"]) -> None:
@@ -157,7 +187,8 @@ class DecodeGraphs:
     def _replay(
         self, chunks: Sequence[ScheduledChunk], token_ids: Int[Tensor, "D"] | None = None
     ) -> Float[Tensor, "T N"] | None:
-        """`run`, without a look ahead; of `token_ids`, which are on the device, instead of the chunks' tokens."""
+        """The hidden states of decodes, computed by a graph; None if there is none for them. `token_ids`, which are on
+        the device, take the place of the chunks' tokens."""
         # A chunk of one token in the middle of a prompt is not a decode: it has no row to sample.
         is_decode = all(chunk.num_samples and len(chunk.token_ids) == 1 + chunk.num_drafts for chunk in chunks)
         max_query_len = max(len(chunk.token_ids) for chunk in chunks)
@@ -178,7 +209,7 @@ class DecodeGraphs:
         captured.inputs.arrays.buffer.copy_(packed.arrays.buffer)
         if token_ids is not None:
             captured.inputs.arrays["token_ids"][: len(token_ids)].copy_(token_ids)
-        captured.replay()
+        captured.graph.replay()
         return captured.hidden[: sum(len(chunk.token_ids) for chunk in chunks)]
 
     def _pack(self, chunks: Sequence[ScheduledChunk], shape: _Shape) -> PackedBatch:
@@ -198,11 +229,13 @@ class DecodeGraphs:
             seq_lens=(shape.context,) * shape.num_rows,
         )
         try:
-            replay, hidden = self._way(lambda: self._forward(inputs))
+            self._way.warm_up(lambda: self._forward(inputs))
+            with self._way.capture() as graph:
+                hidden = self._forward(inputs)
         except Exception as error:
             logger.warning("A graph of %d decodes failed, so such steps run eagerly: %s", shape.num_rows, error)
             return None
-        return _Graph(replay, inputs, hidden)
+        return _Graph(graph, inputs, hidden)
 
     def _forward(self, inputs: PackedBatch) -> Float[Tensor, "T N"]:
         return self._model.forward(inputs.arrays["token_ids"], self._model.backend.plan(inputs.view()), self._kv_cache)

@@ -51,21 +51,23 @@ class Device:
         self.now += HOST
         self.counts.append({"transfers": 0, "waits": 0})
 
-    def timed(self, way):
-        """Captures of `way`, whose replays take time."""
+    def follow(self, graphs):
+        """Replays of `graphs` take time."""
+        capture = graphs._try_capture
 
-        def capture(forward):
-            replay, hidden = way(forward)
+        def timed_capture(packed, shape):
+            captured = capture(packed, shape)
+            replay = captured.graph.replay
 
             def timed_replay():
                 replay()
                 self.idle += max(0, self.now - self.free)
                 self.free = max(self.free, self.now) + DEVICE
 
-            return timed_replay, hidden
+            captured.graph.replay = timed_replay
+            return captured
 
-        capture.max_tokens, capture.runs_ahead = way.max_tokens, way.runs_ahead
-        return capture
+        graphs._try_capture = timed_capture
 
 
 @contextlib.contextmanager
@@ -74,13 +76,15 @@ def on_device(model, module=look_ahead, graphs_module=step_graphs, **options):
     with pytest.MonkeyPatch.context() as monkeypatch:
         played, device = PlayedGraphs(monkeypatch), Device(monkeypatch)
         monkeypatch.setattr(graphs_module, "LookAhead", module.LookAhead)
+        monkeypatch.setattr(graphs_module, "Room", module.Room)
         monkeypatch.setattr(graphs_module, "pack", lambda *args, device, **options: pack(*args, **options))
         model = with_references(model, monkeypatch)
-        engine = make_engine(model, max_model_len=100, speculator=module.Room(), **options)
+        engine = make_engine(model, max_model_len=100, **options)
         way = graphs_module.CudaGraphs(torch.device("cpu"))
         graphs = engine._runner._graphs = graphs_module.DecodeGraphs(model, engine._runner.kv_cache, 100, way)
-        graphs._way = device.timed(way)
+        engine.speculator = graphs.room
         played.follow(graphs)
+        device.follow(graphs)
         step = engine.step
         monkeypatch.setattr(engine, "step", lambda: (device.begin_step(), step())[1])
         yield engine, device, graphs.ahead
@@ -143,9 +147,10 @@ def check_taking(module):
     chunks = [CHUNK._replace(seq_id=i) for i in (3, 4, 9)]
     following = [chunk._replace(start=6, block_ids=[2, 8, 1]) for chunk in chunks]
 
-    def begun(block_size=4):
+    def begun(block_size=4, is_wanted=True):
         ahead = module.LookAhead(lambda chunks, token_ids: hidden, block_size, 1, 100)
         ahead.note(chunks)
+        ahead.is_wanted = is_wanted
         ahead.begin(torch.tensor([1, 2, 3]))
         return ahead
 
@@ -155,6 +160,7 @@ def check_taking(module):
     assert begun().take([following[2], following[0]]).tolist() == [[2.0], [0.0]]
     for change in OTHERS:
         assert begun().take([following[0], following[1]._replace(**change)]) is None, change
+    assert begun(is_wanted=False).num_begun == 0, "a drafter's step would be another one"
     assert begun(block_size=3).num_begun == 0, "there is no slot"
 
 
@@ -192,6 +198,7 @@ MUTANTS = [
     ("any blocks", AHEAD, " and list(chunk.block_ids[: len(begun.block_ids)]) == begun.block_ids", "", "taking"),
     ("a step ahead is used twice", AHEAD, "ahead, self._ahead, self._latest = self._ahead, None, None", "ahead, self._latest = self._ahead, None", "taking"),
     ("any sequence", AHEAD, "row_of.get(chunk.seq_id, -1)", "row_of.get(chunk.seq_id, 1)", "taking"),
+    ("beside a drafter", AHEAD, " or not is_wanted", "", "taking"),
     ("with drafts", AHEAD, "chunk.num_samples == 1 and not chunk.num_drafts and ", "chunk.num_samples == 1 and ", "taking"),
     ("several tokens", AHEAD, " and len(chunk.token_ids) == 1\n", "\n", "taking"),
 ]  # fmt: skip

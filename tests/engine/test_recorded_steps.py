@@ -6,6 +6,7 @@ are in some recording.
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.mutation import KillTable, Mutant, is_killed
 from twophase.core.request import SamplingParams
 from twophase.model.llama import LlamaModel
 from twophase_features import step_graphs
+from twophase_features.piecewise_graphs import PiecewiseGraphs
 from twophase_features.triton.linear import with_kernels
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -62,11 +64,13 @@ class Logits:
         engine._runner.run = run
 
 
-def recorded_engine(module, model, make=make_engine, **options):
+def recorded_engine(module, model, make=make_engine, max_piece_tokens=0, **options):
     """An engine with the module's recordings, for contexts of 64, then 128 tokens; and its logits."""
     module.MIN_GRAPH_CONTEXT, module.CONTEXT_GROWTH = 64, 2
     engine = make(model, max_model_len=MAX_LEN, **options)
-    engine._runner._graphs = module.DecodeGraphs(model, engine._runner.kv_cache, MAX_LEN, module.RecordedLaunches())
+    way = module.RecordedLaunches()
+    way.max_piece_tokens = max_piece_tokens
+    engine._runner._graphs = module.DecodeGraphs(model, engine._runner.kv_cache, MAX_LEN, way)
     return engine, Logits(engine)
 
 
@@ -77,11 +81,11 @@ def plain_engine(model, make=make_engine, **options):
     return engine, Logits(engine)
 
 
-def check_same(module, model, serve, make=make_engine, **options):
+def check_same(module, model, serve, make=make_engine, max_piece_tokens=0, **options):
     """`serve(engine)` gives the same on a plain engine; returns the recorded one's shapes, and the engine."""
     (plain, expected), (engine, found) = (
         plain_engine(model, make, **options),
-        recorded_engine(module, model, make, **options),
+        recorded_engine(module, model, make, max_piece_tokens, **options),
     )
     assert serve(engine) == serve(plain)
     tolerance = {torch.float32: 1e-4, torch.bfloat16: 0.1}[model.weights.dtype]
@@ -94,21 +98,39 @@ def check_same(module, model, serve, make=make_engine, **options):
     return set(graphs._graphs), engine
 
 
-def check_batches(module, model):
+def serve_in_turn(engine):
     """Sequences end and join, in the middle too; tables grow and change; contexts outgrow a recording."""
+    outputs = {}
+    for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
+        engine.add_request(str(i), prompt, params)
+        outputs |= {output.request_id: output for _ in range(3) for output in engine.step()}
+    for i, seed in enumerate((7, 8)):
+        engine.add_request(f"late {i}", prompt_of(seed, 4), PARAMS[2])
+    outputs |= finish(engine)
+    return {name: tokens_of(output) for name, output in outputs.items()}
 
-    def serve(engine):
-        outputs = {}
-        for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
-            engine.add_request(str(i), prompt, params)
-            outputs |= {output.request_id: output for _ in range(3) for output in engine.step()}
-        for i, seed in enumerate((7, 8)):
-            engine.add_request(f"late {i}", prompt_of(seed, 4), PARAMS[2])
-        outputs |= finish(engine)
-        return {name: tokens_of(output) for name, output in outputs.items()}
 
-    shapes, _ = check_same(module, model, serve)
+def check_batches(module, model):
+    shapes, _ = check_same(module, model, serve_in_turn)
     assert {(shape.num_rows, shape.context) for shape in shapes} >= {(1, 64), (2, 64), (4, 128)}
+
+
+def serve_together(engine):
+    return [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)]
+
+
+def check_pieces(module, model):
+    """Steps with prompts in pieces, of two sizes; too large a step, and one whose capture fails, run eagerly."""
+    for serve, max_piece_tokens, sizes in (
+        (serve_in_turn, 128, {64}), (serve_together, 128, {128}), (serve_together, 64, set()),
+    ):  # fmt: skip
+        _, engine = check_same(module, model, serve, max_piece_tokens=max_piece_tokens, budget=100)
+        pieces = engine._runner._graphs.pieces._pieces
+        assert set(pieces) == sizes
+        assert None not in pieces.values(), "a capture failed"
+    with patch.object(PiecewiseGraphs, "_captured", side_effect=RuntimeError("no capture today")):
+        _, engine = check_same(module, model, serve_together, max_piece_tokens=128, budget=100)
+    assert engine._runner._graphs.pieces._pieces == {128: None}
 
 
 def check_drafts(module, model):
@@ -157,10 +179,17 @@ def in_mode_cpu(check, folder, mutant=None, **options):
     model = opened(folder, **options)
     if mutant is None:
         return check(step_graphs, model)
-    return is_killed(mutant, lambda module: check(module, model))
+    if mutant.module == STEPS:
+        return is_killed(mutant, lambda module: check(module, model))
+
+    def check_with(module):
+        with patch.object(step_graphs, "PiecewiseGraphs", module.PiecewiseGraphs):
+            check(step_graphs, model)
+
+    return is_killed(mutant, check_with)
 
 
-CHECKS = [check_batches, check_drafts, check_neighbours, check_large_batches]
+CHECKS = [check_batches, check_pieces, check_drafts, check_neighbours, check_large_batches]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -180,20 +209,27 @@ def test_bfloat16(compiling, folders):
     compiling.call(in_mode_cpu, check_large_batches, folders["llama"], dtype=torch.bfloat16)
 
 
+STEPS, PIECES = "twophase_features.step_graphs", "twophase_features.piecewise_graphs"
 MUTANTS = [
-    ("no replay", check_batches, "        captured.replay()\n", ""),
-    ("torch's operations refused", check_batches, "record(torch_operations=True)", "record()"),
-    ("one recording for all contexts", check_batches, "_Shape(num_rows, max_query_len, context)\n", "_Shape(num_rows, max_query_len, 64)\n"),
-    ("one recording for all batches", check_batches, "_Shape(num_rows, max_query_len, context)\n", "_Shape(4, max_query_len, context)\n"),
-    ("any batch", check_large_batches, "num_rows * max_query_len > self._way.max_tokens", "False"),
-    ("recordings of all engines", check_neighbours, "        self._graphs: dict[_Shape, _Graph] = {}\n", "        self._graphs = logger.__dict__.setdefault(\"_shared\", {})\n"),
+    (STEPS, "no replay", check_batches, "        captured.graph.replay()\n", ""),
+    (STEPS, "torch's operations refused", check_batches, "record(torch_operations=True)", "record()"),
+    (STEPS, "one recording for all contexts", check_batches, "_Shape(num_rows, max_query_len, padded_context(longest, self._max_model_len))\n", "_Shape(num_rows, max_query_len, 64)\n"),
+    (STEPS, "one recording for all batches", check_batches, "_Shape(num_rows, max_query_len, padded", "_Shape(4, max_query_len, padded"),
+    (STEPS, "any batch", check_large_batches, "num_rows * max_query_len > self._way.max_tokens", "False"),
+    (STEPS, "recordings of all engines", check_neighbours, "        self._graphs: dict[_Shape, _Graph | None] = {}\n", "        self._graphs = logger.__dict__.setdefault(\"_shared\", {})\n"),
+    (PIECES, "tokens of the step before", check_pieces, 'for name in ("token_ids", "positions", "slots")', 'for name in ("positions", "slots")'),
+    (PIECES, "slots of padding", check_pieces, '        pieces.inputs.arrays["slots"].fill_(-1)\n        for', "        for"),
+    (PIECES, "attention left out", check_pieces, "out[:num_tokens].copy_(backend.attend(q[:num_tokens], kv, plan))", "pass"),
+    (PIECES, "the last piece left out", check_pieces, "        last.replay()\n", ""),
+    (PIECES, "rows of the whole batch", check_pieces, 'hidden[packed.arrays["rows"]]', "hidden[: len(packed.arrays['rows'])]"),
+    (PIECES, "any size", check_pieces, "        if size > self._way.max_piece_tokens:\n            return None, None\n", ""),
 ]  # fmt: skip
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize(("name", "check", "old", "new"), MUTANTS, ids=[row[0] for row in MUTANTS])
-def test_mutants_are_killed(compiling, folders, name, check, old, new):
-    mutant = Mutant(name, "twophase_features.step_graphs", old, new)
+@pytest.mark.parametrize(("module", "name", "check", "old", "new"), MUTANTS, ids=[row[1] for row in MUTANTS])
+def test_mutants_are_killed(compiling, folders, module, name, check, old, new):
+    mutant = Mutant(name, module, old, new)
     mutant.source()
     if KillTable.only_planted:
         return

@@ -43,10 +43,13 @@ def test_graphs_equal_eager(cuda_model):
     engine = make_engine(cuda_model)
     eager = make_engine(cuda_model)
     eager._runner._graphs = None
+    graphs = engine._runner._graphs
+    engine.speculator = graphs.room
     outputs = run(engine, PROMPTS, PARAMS)
     assert [tokens_of(output) for output in outputs] == [tokens_of(output) for output in run(eager, PROMPTS, PARAMS)]
-    # Batch sizes 5, 4, 3, 2 and 1 were padded to these.
-    assert {shape.num_rows for shape in engine._runner._graphs._graphs} == {8, 4, 2}
+    assert None not in graphs._graphs.values(), "a capture failed"
+    assert None not in graphs.pieces._pieces.values(), "a capture failed"
+    assert graphs.ahead.num_used > 0
 
 
 @pytest.mark.gpu
@@ -62,10 +65,13 @@ def test_a_failed_capture_is_logged_and_decodes_go_on(cuda_model, monkeypatch, c
     engine = make_engine(cuda_model)
     expected = [tokens_of(output) for output in run(make_engine(cuda_model), PROMPTS, PARAMS)]
 
-    def no_capture(forward):
+    def no_capture():
         raise RuntimeError("no capture today")
 
-    monkeypatch.setattr(engine._runner._graphs, "_way", no_capture)
+    graphs = engine._runner._graphs = step_graphs.DecodeGraphs(
+        cuda_model, engine._runner.kv_cache, 2048, step_graphs.CudaGraphs(cuda_model.device)
+    )
+    monkeypatch.setattr(graphs._way, "capture", no_capture)
     with caplog.at_level(logging.WARNING):
         assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
     assert "no capture today" in caplog.text
@@ -119,6 +125,7 @@ class PlayedGraphs:
                 self.capturing.replay = lambda: hidden.copy_(forward(inputs))
             return hidden
 
+        graphs.pieces = None  # their replays are tested by recordings
         graphs._forward = captured_forward
 
 
@@ -153,8 +160,8 @@ def check_played_graphs(module, model, expected):
         assert mode == "thread_local", "other threads allocate while this one captures"
 
 
-def play(module, model, prompts, params, make=make_engine, backends=triton_backend):
-    """(graphs, each request's tokens, the options of all captures, the engine's counts), decodes being replayed by graphs that are played."""
+def play(module, model, prompts, params, make=make_engine, backends=triton_backend, at_start=False):
+    """(graphs, each request's tokens, the options of all captures, the engine's counts), decodes being replayed by graphs that are played; all captured `at_start`."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         played = PlayedGraphs(monkeypatch)
         monkeypatch.setattr(module, "MIN_GRAPH_CONTEXT", 64)
@@ -168,6 +175,9 @@ def play(module, model, prompts, params, make=make_engine, backends=triton_backe
         played.follow(graphs)
         # Of what nobody wrote no number may come.
         monkeypatch.setattr(torch, "empty", lambda *args, **options: torch.full(*args, math.nan, **options))
+        if at_start:
+            graphs.capture_all()
+            monkeypatch.setattr(graphs._way, "capture", None)
         found = [tokens_of(output) for output in run(engine, prompts, params)]
     return graphs, found, played.captures, engine.stats()
 
@@ -179,6 +189,21 @@ def eager_tokens(cpu_model):
 
 def test_played_graphs_equal_eager(cpu_model, eager_tokens):
     check_played_graphs(step_graphs, cpu_model, eager_tokens)
+
+
+def check_start_up(module, model, expected):
+    """Every shape is captured before the first step, the largest first, and none later."""
+    graphs, found, captures, _ = play(module, model, PLAYED_PROMPTS, PLAYED_PARAMS, at_start=True)
+    assert found == expected
+    shapes = list(graphs._graphs)
+    assert [shape.num_rows for shape in shapes if shape.context == 64][-4:] == [8, 4, 2, 1]
+    assert shapes == sorted(shapes, reverse=True)
+    assert {shape.context for shape in shapes} == {64, 100}
+    assert len(captures) == len(shapes)
+
+
+def test_captured_at_start_up(cpu_model, eager_tokens):
+    check_start_up(step_graphs, cpu_model, eager_tokens)
 
 
 class Ragged(Oracle):
@@ -249,14 +274,17 @@ def check_room_for_drafts(module, model, num_drafts):
             module.DecodeGraphs(model, kv_cache, 100, module.CudaGraphs(kv_cache.device)),
             model.backend.max_decode_len,
         )
+        graphs.pieces = None
         with pytest.raises(InterruptedError):
             graphs.run(chunks)
         middle = chunks[0]._replace(token_ids=(7,), num_drafts=0, num_samples=0)
-        assert graphs.run([middle, *chunks[1:]]) is None, "a chunk of one token that samples none"
+        assert graphs.run([middle, *chunks[1:]]) == (None, None), "a chunk of one token that samples none"
         prompt = chunks[0]._replace(token_ids=(7,) * 3, num_drafts=0, num_samples=1)
-        assert graphs.run([prompt, *chunks[1:]]) is None, "a prompt's lengths are too many for graphs of their own"
+        assert graphs.run([prompt, *chunks[1:]]) == (None, None), (
+            "a prompt's lengths are too many for graphs of their own"
+        )
         too_many = chunks[0]._replace(token_ids=(7,) * (most + 1), num_drafts=most)
-        assert graphs.run([too_many, *chunks[1:]]) is None, "of so many drafts the graph would be a prefill's"
+        assert graphs.run([too_many, *chunks[1:]]) == (None, None), "of so many drafts the graph would be a prefill's"
     assert (asked["num_rows"], asked["num_tokens"]) == (2, 2 * (1 + max(num_drafts)))
 
 
@@ -305,7 +333,10 @@ MUTANTS = [
     ("tables too narrow", GRAPHS, "-(-shape.context // (block_size * TABLE_COLUMNS))", "shape.context // (block_size * TABLE_COLUMNS)", "played"),
     ("stale inputs", GRAPHS, "        captured.inputs.arrays.buffer.copy_(packed.arrays.buffer)\n", "", "played"),
     ("padding returned", GRAPHS, "captured.hidden[: sum(", "captured.hidden[-1 : -1 - sum(", "played"),
-    ("capture on the first device's stream", GRAPHS, "stream=side_stream, ", "", "played"),
+    ("capture on the first device's stream", GRAPHS, "stream=self._stream, ", "", "played"),
+    ("the smallest first", GRAPHS, "range(most)}, reverse=True)", "range(most)})", "start"),
+    ("the shortest context alone", GRAPHS, "range(1, self._max_model_len + 1, MIN_GRAPH_CONTEXT)", "range(1, 2)", "start"),
+    ("too few rows", GRAPHS, "for n in range(most)", "for n in range(2)", "start"),
     ("other threads end a capture", GRAPHS, ', capture_error_mode="thread_local"', "", "played"),
     ("a graph for the tables of all groups", GRAPHS, "for chunk in chunks) // num_groups", "for chunk in chunks)", "played"),
     ("no graph with drafts", GRAPHS, "== 1 + chunk.num_drafts", "== 1", "verified"),
@@ -344,6 +375,7 @@ def test_mutants_are_killed(row, cpu_model, eager_tokens, verified, monkeypatch)
     monkeypatch.setattr(llama, "_current", llama._current)  # put back afterwards
     checks = {
         "played": functools.partial(check_played_graphs, model=cpu_model, expected=eager_tokens),
+        "start": functools.partial(check_start_up, model=cpu_model, expected=eager_tokens),
         "verified": functools.partial(check_played_verifications, model=cpu_model, expected=verified),
         "room": functools.partial(check_room_for_drafts, model=cpu_model, num_drafts=(0, 3)),
         "backend": lambda backends: check_played_verifications(step_graphs, cpu_model, verified, backends),

@@ -69,8 +69,8 @@ class ModelRunner:
         the chunks' `num_scored` first tokens, in order, a few at a time.
         """
         is_watched = self.watch is not None or self.model.watch_experts is not None
-        hidden: Any = self._graphs.run(chunks) if self._graphs is not None and not is_watched else None
-        sampled = hidden  # in a graph are decodes alone, each row of which is sampled
+        replayed: Any = (None, None) if self._graphs is None or is_watched else self._graphs.run(chunks)
+        hidden, sampled = replayed  # all tokens' states, and those of the sampled rows
         if hidden is None:
             cache, device = self.kv_cache, self.kv_cache.device
             packed = pack(chunks, cache.spec.block_size, num_groups=cache.num_groups, device=device)

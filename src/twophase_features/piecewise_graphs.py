@@ -1,0 +1,143 @@
+"""Steps with prompts in pieces of graphs: all that lies between two layers' attention is a graph.
+
+How attention is launched depends on the step's chunks. All else in a layer depends on the number of tokens alone, which
+is rounded up to a few sizes. So a layer takes three calls of the host (a graph, attention, a copy) where eager kernels
+take ten or more.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from copy import copy
+from typing import Any, NamedTuple, Protocol, final, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twophase.cache.kv_cache import KVCache
+from twophase.core.plan import ScheduledChunk
+from twophase.engine.runner import PackedBatch, pack
+from twophase.model.llama import LlamaModel
+
+logger = logging.getLogger(__name__)
+
+TOKENS_STEP = 64  # numbers of tokens are rounded up to its multiples
+
+
+# Hidden states of all tokens of a step, and of its sampled rows.
+States = tuple[Float[Tensor, "T N"], Float[Tensor, "R N"]] | tuple[None, None]
+
+
+@runtime_checkable
+class Way(Protocol):
+    """How a piece is captured: as a CUDA graph, or as recorded launches (step_graphs.py)."""
+
+    max_piece_tokens: int
+
+    def warm_up(self, forward: Callable[[], Any]) -> None: ...
+    def capture(self) -> AbstractContextManager[Any]:
+        """What is launched within it is captured; `replay()` of the value it yields repeats it."""
+
+
+class _Pieces(NamedTuple):
+    """The pieces of a forward pass of so many tokens; between piece i and the next comes attention of layer i."""
+
+    graphs: list[Any]
+    inputs: PackedBatch
+    queries: list[Float[Tensor, "T H D"]]
+    attended: list[Float[Tensor, "T H D"]]
+    hidden: Float[Tensor, "T N"]
+
+
+@final
+class PiecewiseGraphs:
+    """The pieces of one model over one cache, by number of tokens. Only `DecodeGraphs` uses it.
+
+    A number of tokens whose capture fails is logged once, and such steps run eagerly from then on.
+    """
+
+    def __init__(self, model: LlamaModel, kv_cache: KVCache, way: Way) -> None:
+        self._model, self._kv_cache, self._way = model, kv_cache, way
+        self._pieces: dict[int, _Pieces | None] = {}
+
+    def capture_all(self) -> None:
+        """Capture every number of tokens, the largest first."""
+        for num_tokens in range(self._way.max_piece_tokens, 0, -TOKENS_STEP):
+            self._pieces[num_tokens] = self._try_capture(num_tokens)
+
+    def run(self, chunks: Sequence[ScheduledChunk]) -> States:
+        """A step's hidden states, valid until the next run; (None, None) if it must run eagerly."""
+        num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
+        size = -(-num_tokens // TOKENS_STEP) * TOKENS_STEP
+        if size > self._way.max_piece_tokens:
+            return None, None
+        if size not in self._pieces:
+            self._pieces[size] = self._try_capture(size)
+        pieces = self._pieces[size]
+        if pieces is None:
+            return None, None
+        cache, backend = self._kv_cache, self._model.backend
+        packed = pack(chunks, cache.spec.block_size, num_groups=cache.num_groups, device=cache.device)
+        plan = backend.plan(packed.view())
+        pieces.inputs.arrays["slots"].fill_(-1)
+        for name in ("token_ids", "positions", "slots"):
+            pieces.inputs.arrays[name][..., :num_tokens].copy_(packed.arrays[name][..., :num_tokens])
+        *firsts, last = pieces.graphs
+        for graph, q, out, kv in zip(firsts, pieces.queries, pieces.attended, cache.layers, strict=True):
+            graph.replay()
+            out[:num_tokens].copy_(backend.attend(q[:num_tokens], kv, plan))
+        last.replay()
+        hidden = pieces.hidden[:num_tokens]
+        return hidden, hidden[packed.arrays["rows"]]
+
+    def _try_capture(self, num_tokens: int) -> _Pieces | None:
+        try:
+            return self._captured(num_tokens)
+        except Exception as error:
+            logger.warning("Graphs of %d tokens failed, so such steps run eagerly: %s", num_tokens, error)
+            return None
+
+    def _captured(self, num_tokens: int) -> _Pieces:
+        cache, graphs = self._kv_cache, []
+        nothing = ScheduledChunk(0, (0,), 0, (0,) * cache.num_groups, 1)
+        inputs = pack(
+            [nothing], cache.spec.block_size, num_groups=cache.num_groups, num_rows=1, num_tokens=num_tokens,
+            device=cache.device,
+        )  # fmt: skip
+        inputs.arrays["slots"].fill_(-1)  # no K and V are written by the captures
+        self._way.warm_up(lambda: self._forward(inputs, torch.zeros_like))
+        with contextlib.ExitStack() as open_capture:
+            queries: list[Tensor] = []
+            attended: list[Tensor] = []
+
+            def attend(q: Tensor) -> Tensor:
+                open_capture.close()
+                queries.append(q)
+                attended.append(torch.zeros_like(q))  # of padding it stays zero, so that no row becomes NaN
+                graphs.append(open_capture.enter_context(self._way.capture()))
+                return attended[-1]
+
+            graphs.append(open_capture.enter_context(self._way.capture()))
+            hidden = self._forward(inputs, attend)
+        return _Pieces(graphs, inputs, queries, attended, hidden)
+
+    def _forward(self, inputs: PackedBatch, attend: Callable[[Tensor], Tensor]) -> Float[Tensor, "T N"]:
+        """The model's forward pass, with `attend` in place of attention."""
+        model = copy(self._model)
+        model.backend = _Parted(self._model.backend, attend)  # type: ignore[assignment]
+        return model.forward(inputs.arrays["token_ids"], self._model.backend.plan(inputs.view()), self._kv_cache)
+
+
+class _Parted:
+    """A backend whose attention is another function of the queries."""
+
+    def __init__(self, backend: Any, attend: Callable[[Tensor], Tensor]) -> None:
+        self._backend, self._attend = backend, attend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def attend(self, q: Tensor, kv: Any, plan: Any) -> Tensor:
+        return self._attend(q)
