@@ -24,11 +24,11 @@ for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
     print(f"{name:10}: {ms:5.1f} ms a token, {2 * num_weights / ms / 1e6:6.1f} GFLOP/s")
 
 # %% [markdown]
-# The count behind the last column: each token passes each weight once, for a multiplication and an addition. (Every
-# token gets its row of logits here.) The
-# cache saved every multiplication that can be saved, and one by one the processor still reached only a fraction of
-# the rate that it had just shown. So arithmetic was not what held it back. Keep your guess at what did: section 2 has
-# one part of the answer, and section 11 repeats this measurement with kernels that you wrote.
+# The count behind the last column: two FLOPs per weight and token, a multiplication and an addition. (Every token gets
+# its row of logits here, so the weights of the last product count for each.) The cache saved every multiplication that
+# can be saved, and one by one the processor still reached only a fraction of the rate that it had just shown. So
+# arithmetic was not what held it back. Keep your guess at what did: section 2 has one part of the answer, and section
+# 11 repeats this measurement with kernels that you wrote.
 
 # %% [markdown]
 # **After this lab you can**
@@ -82,7 +82,7 @@ from twophase_labs.prefill import attention_pictures as pictures
 pictures.draw_steps_of_attention(*torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(3)))
 
 # %% [markdown]
-# Row 0 sees itself only, so it gets a weight of 1 whatever its score was. Row 4 sees all five. In code, for all H
+# Token 0 sees itself only, so its one weight is 1, whatever its score was. Token 4 sees all five. In code, for all H
 # heads of a prompt of L tokens:
 
 
@@ -258,10 +258,10 @@ pictures.draw_attention_maps(panels, words, rings={"layer 17, head 4": (8, 2)}) 
 # **Memory is a hierarchy.** "The memory" is the slowest level that the data has to come from. The next
 # cell copies data within buffers of growing size, over and over: what fits into a cache comes from there. The dashed
 # line is one copy of 256 MiB into another 256 MiB, the bandwidth used in this lab's calculations. On the right are the
-# levels of an A100 with 40 GB: shared memory (each of the chip's many processors, the multiprocessors, has its own) and
-# HBM (high-bandwidth memory, the card's large one), as the FlashAttention paper (arXiv:2205.14135, figure 1) gives
-# them, and between the two the L2 cache of 40 MB, which all multiprocessors share (its rate is of the size that
-# microbenchmarks report).
+# levels of an A100 with 40 GB: shared memory (each of the chip's many processors, the multiprocessors, has its own),
+# HBM (high-bandwidth memory, the card's large one) and the host's memory, as the FlashAttention paper
+# (arXiv:2205.14135, figure 1) gives them. The L2 cache of 40 MB stands between the first two, and all multiprocessors
+# share it; its rate is roughly what microbenchmarks report.
 
 # %%
 from twophase_labs.prefill.measured_roofs import copy_rates, measure_roofs, time_attention, time_projection
@@ -314,10 +314,10 @@ for L in (1, 16, 128, 512, 2048, 8192):
     print(f"{L:6,} tokens | " + " | ".join(f"{name} an element: {value:7.1f}" for name, value in intensity.items()))
 
 # %% [markdown]
-# One token has an intensity of about 2 over the bytes of an element, whatever the model: each weight is fetched, used
-# in one multiplication and one addition, and dropped. With L tokens it is used L times. **Reading a prompt together is
-# a way of using each fetched weight more than once.** That is one part of what happened in the first cell; the other is
-# that 128 forward passes start 128 times as many small operations, each with a fixed cost.
+# One token has an intensity of about 2 divided by the bytes of an element, 0.5 or 1, whatever the model: each weight is
+# fetched, used in one multiplication and one addition, and dropped. With L tokens it is used L times. **Reading a
+# prompt together is a way of using each fetched weight more than once.** That is one part of what happened in the first
+# cell; the other is that 128 forward passes start 128 times as many small operations, each with a fixed cost.
 
 # %% [markdown]
 # **This machine's two roofs.** FLOP/s from a large product of random matrices, bytes per second from the large copy,
@@ -376,8 +376,8 @@ measured("2.3", f / b / ridge)
 # %% [markdown]
 # **Read the result.** 512 tokens are on the compute-bound side, and 223 are enough. Two figures often
 # seen in print are wrong: a ridge of 100 for this card, while 312 over 1.555 is 200.6; and an intensity of 512 at 512
-# tokens, which forgets that activations move too: it is 410. Nor have prompts to be batched to keep the GPU busy: one
-# of 223 tokens is enough. It is decode that gains from every further sequence (lab 3). A single token reaches a
+# tokens, which forgets that activations move too: it is 410. Nor do prompts have to be batched to keep the GPU busy:
+# one of 223 tokens is enough. It is decode that gains from every further sequence (lab 3). A single token reaches a
 # two-hundredth of the ridge, so 99.5 % of the arithmetic that the card could do stays unused. This is why prefill and
 # decode, with the same weights, are two workloads.
 #
@@ -573,7 +573,7 @@ for num_keys in (10, 100, 1_000, 10_000):
 # byte. The way out is a **tile**: some dozens of queries against some dozens of keys. Its scores are a small matrix
 # that lives only in fast memory (registers and shared memory on a GPU, the caches of a CPU). This is FlashAttention
 # (arXiv:2205.14135), in the order of its second version (arXiv:2307.08691): a program keeps its queries and walks over
-# the keys. The first paper's algorithm has the keys outside and writes the results several times.
+# the keys. The first paper's algorithm has the loop over keys outside and writes the results several times.
 
 # %%
 pictures.draw_tiles(length=40, block_q=16, block_k=8)
@@ -852,6 +852,9 @@ for name in ways:
     print(f"{name:16} {1e3 * min(times[name] for times in rounds):5.1f} ms")
 
 # %% [markdown]
+# **Read the result.** By their bytes the two differ by a factor of 2.5. Your clock may show less: where a cache keeps
+# an array from one operation to the next, that trip never reaches memory.
+#
 # **Takeaway.** Fused, residual and norm move 2.5 times fewer bytes; no arithmetic is saved, only trips to memory.
 #
 # > **In production, 2026.** Most fusion is done by compilers today.
@@ -1191,7 +1194,7 @@ prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
 # triangle at the right end.
 #
 # **Think first.** Three things have to be shifted for the second band, and each is easily forgotten: where the keys
-# come from, where the mask's diagonal lies, and one more, which is done to q and k before they are multiplied. Which?
+# end, where the mask's diagonal lies, and one more, which is done to q and k before they are multiplied. Which?
 #
 # <details><summary>The answer</summary>
 #
@@ -1258,7 +1261,8 @@ for size in (4096, 1024, 512, 256, 64):
 # share one KV head. So a tile of K and V is loaded once for `BLOCK_Q · G` rows; the rest of the `BLOCK_M` are idle. Row
 # r of a program is token `r // G` of its tile, and query head `kv_head · G + r % G`. Below, A has a chunk of 5 tokens
 # behind 6 in the cache, and B a whole prompt of 6. At the bottom are the rows of one program, with G = 3 and, to be
-# drawn, only 8 rows. (By the formula an idle row is one of the next tile's: only that tile's program may store it.)
+# drawn, only 8 rows. (For an idle row the formula names a
+# token of the next tile, which only that tile's program may store.)
 
 # %%
 prefill_pictures.draw_programs(query_lens=[5, 6], cached=[6, 0], group=3, block_m=8)
@@ -1289,8 +1293,9 @@ prefill_pictures.draw_programs(query_lens=[5, 6], cached=[6, 0], group=3, block_
 # Make the block numbers int64 before they are multiplied, `page_ids.to(tl.int64)`: a cache may hold more than 2^31
 # elements, which this lab's small pools cannot show.
 #
-# Which program it is, is given. Copy the body of your kernel 2.7 below it: the state, the products, the update and the
-# stores, about 15 lines, stay as they are; which rows, which keys and what is visible change.
+# The lines that find the program's sequence, chunk and tokens are given. Copy the body of your kernel 2.7 below them:
+# the state, the products, the update and the stores, about 15 lines, stay as they are; which rows, which keys and what
+# is visible change.
 #
 # ```python
 # a prompt of one token          # attends to itself: out is v of its slot
@@ -1452,7 +1457,7 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add
 # They were loaded one tile earlier, as `next_page_ids`, and carried through the loop. Loaded in the same turn they make
 # the loads of K and V indirect, and Triton's software pipeliner then makes room for fewer tiles in shared memory. (In
 # the compiled code for an H100: 3 tiles instead of 2, so that 2 instead of 1 are in flight while one is multiplied; for
-# an A100, whose products take them from registers, room for 2 instead of 1.)
+# an A100, whose products take their tiles from registers, room for 2 instead of 1.)
 #
 # The other differences: `MASKED` is known at compile time, and the loop runs twice, first over the tiles below the
 # diagonal, without comparisons. The maximum is scaled after it is taken, so that `score * scale - maximum` is one fused

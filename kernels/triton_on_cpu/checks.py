@@ -186,5 +186,6 @@ def _usual_cause(element: int, tensor: torch.Tensor, text: str) -> str:
         )
     return (
         "It is just past the end although the line may have a mask: usually the mask compares with another dimension's "
-        "size, lacks one dimension, or is <= where < is meant; or a stride is another tensor's."
+        "size, lacks one dimension, or is <= where < is meant; or a stride is another tensor's, or a size that was "
+        "rounded up to a power of two."
     )

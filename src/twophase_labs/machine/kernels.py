@@ -45,7 +45,17 @@ MISTAKES = (
     (r"missing 1 required positional", "An argument, or a block size that is given by name, was left out."),
     (r"numpy.ndarray", "A kernel takes tensors: torch.from_numpy(x)."),
     (r"'NoneType' object has no attribute", "None was passed for a tensor that this line uses."),
-    (r"must be of type tl.constexpr", "`: tl.constexpr` is missing at the parameter."),
+    (
+        r"must be of type tl.constexpr",
+        "`: tl.constexpr` is missing at the parameter, or a range moves: write start + tl.arange(0, BLOCK).",
+    ),
+    (r"must be a power of 2", "Take the size that is rounded up to a power of two, and mask what does not exist."),
+    (r"incompatible dimensions", "Two tiles differ in shape: x[:, None] is a column, x[None, :] a row."),
+    (r"equal reduction dimensions", "tl.dot takes [M, K] and [K, N]: tl.trans turns a tile."),
+    (r"must be same dtype", "tl.dot takes two tiles of one type: a.to(b.dtype)."),
+    (r"MatMult", "The product of two tiles is tl.dot(a, b)."),
+    (r"Loop-carried", "What a loop carries keeps its shape and type: begin with tl.full or tl.zeros of both."),
+    (r"Unsupported function", "A kernel calls functions of tl and other kernels, none of torch or math."),
     (r"more than one value is ambiguous", "`if` takes one number, not a tile: use tl.where."),
 )
 

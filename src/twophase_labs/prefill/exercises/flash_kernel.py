@@ -95,8 +95,9 @@ def head(draw: Draw, length: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
     scores=("none", "none", "any", "none"),
 )
 def sees_its_keys(answer: Any, draw: Draw, length: int, tiles: tuple[int, int], scores: str) -> None:
-    """Row r of the prompt sees keys 0 to r. The rows of a program begin at program_id * BLOCK_M, the keys of a turn
-    at `start`. NaN comes from a masked load without `other=0.0`, or from minus infinity less minus infinity."""
+    """Row r of the prompt sees keys 0 to r, its own too. The rows of a program begin at program_id * BLOCK_M, the keys
+    of a turn where the loop stands. NaN comes from a masked load without `other=0.0`, or from minus infinity less minus
+    infinity; a wrong weight from `qk_scale`, `tl.exp2`, the sum's axis or the division by row_sum."""
     q, k, _ = head(draw, length, 64)
     q = q * (scores == "any") / 3
     v = torch.eye(length, 64)  # one-hot values: the output is the weights
@@ -114,7 +115,8 @@ def sees_its_keys(answer: Any, draw: Draw, length: int, tiles: tuple[int, int], 
 
 @FLASH.check("rescales old tiles", scores=("falling", "rising"))
 def rescales_old_tiles(answer: Any, draw: Draw, scores: str) -> None:
-    """A tile with a larger maximum makes row_sum and acc smaller, by 2 to the power of old maximum less new one."""
+    """A tile with a larger maximum makes row_sum and acc smaller, by 2 to the power of old maximum less new one.
+    Where the difference is tiny, look at acc's type: it stays float32."""
     q, k, v = head(draw, 50, 16)
     q = q[:1].expand(50, -1).contiguous()
     k = k[(k @ q[0]).argsort(descending=scores == "falling")].contiguous()
@@ -132,7 +134,7 @@ def rescales_old_tiles(answer: Any, draw: Draw, scores: str) -> None:
 )
 def matches_by_rows(answer: Any, draw: Draw, length: int, width: int, tiles: tuple[int, int]) -> None:
     """What changes here: L that is no multiple of a tile, D below BLOCK_D, tiles that are not square. Both axes of q, k
-    and v are masked, and so is the store."""
+    and v are masked, and so is the store. The loop reaches the last row's own key, with L = 1 too."""
     q, k, v = head(draw, length, width)
     scale = draw.integer(10, 40) / 100
     expected, _ = by_rows(q, k, v, scale)
@@ -159,7 +161,8 @@ def loads_no_hidden_tile(answer: Any, draw: Draw, length: int) -> None:
     expected, _ = by_rows(q, k, v, 0.25)
     k[32:], v[32:] = math.nan, math.nan  # from the third tile of rows on
     got, _ = attend(answer, q, k, v, 0.25, (16, 16))
-    compare(got[:32], expected[:32], what="rows 0 to 31, with NaN in k and v from 32 on,", axes=AXES, atol=1e-4)
+    what = "the attention of rows 0 to 31, with NaN in k and v from 32 on,"
+    compare(got[:32], expected[:32], what=what, axes=AXES, atol=1e-4)
 
 
 @FLASH.check("takes float16 as well")
@@ -173,7 +176,8 @@ def takes_float16(answer: Any, draw: Draw) -> None:
 
 @FLASH.check("gives the LSE in base 2", length=(1, 37))
 def gives_the_lse(answer: Any, draw: Draw, length: int) -> None:
-    """It is row_max + log2(row_sum): scores are in base 2 already. Rows from L on are not stored."""
+    """It is row_max + log2(row_sum): scores are in base 2 already. It is stored for each row below L, and for none
+    from there on."""
     q, k, v = head(draw, length, 16)
     _, expected = by_rows(q, k, v, 0.25)
     _, got = attend(answer, q, k, v, 0.25, (16, 16))

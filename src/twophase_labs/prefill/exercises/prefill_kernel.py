@@ -34,8 +34,8 @@ KERNEL.hints = (
     "and the program of tile 1. Which tokens, heads and positions do its rows have? Row 4 is token 3 of the chunk, "
     "head 1 of the group, position 9.",
     "Three counts begin at different places: tokens of the chunk, rows of the flat batch, positions of the "
-    "sequence. A chunk's tokens are the last chunk_len of seq_len. In the loop of 2.7 only three lines change: where "
-    "k and v are loaded from (through the table), and `visible`. Before it: which row of q a row is.",
+    "sequence. A chunk's tokens are the last chunk_len of seq_len. In the loop of 2.7 three things change: where k and "
+    "v are loaded from (through the table), which keys exist, and `visible`. Before it: which row of q a row is.",
     "Skeleton:\n"
     "heads = ...\n"
     "rows = ...                             # of q, seen as [T * H, D]\n"
@@ -129,8 +129,8 @@ KERNEL.check(
 @KERNEL.check("leaves the next program's rows alone", heads=((6, 2), (5, 1)))
 def leaves_the_next_alone(answer: Any, draw: Draw, heads: tuple[int, int]) -> None:
     """Of the BLOCK_M rows only BLOCK_Q * G are the program's own; the row behind them is a token of the next tile.
-    Where two programs store one row, luck decides on a GPU which store comes last. So `mask_m` has
-    `offs_m < BLOCK_Q * G` in it."""
+    Where two programs store one row, luck decides on a GPU which store comes last. So the
+    mask of the rows has `offs_m < BLOCK_Q * G` in it."""
     block_q = TILE // (heads[0] // heads[1])
     batch = ragged_batch(draw, (block_q + 2,), (3,), heads=heads)
     got, lse = prefill(answer, batch, max_query_len=block_q)  # the programs of the first tile, alone
@@ -164,7 +164,8 @@ def matches_a_loop(
     # No entry more than the longest sequence needs: the kernel is told how far the rows of the table are apart, and
     # behind the last entry there is no table.
     """Small batches are right. What changes here: more key tiles than one, more query tiles per chunk, other
-    numbers of heads, a head size that is no power of two. (Rows of the second query tile begin at first_token.)"""
+    numbers of heads, a head size that is no power of two. (Rows of the second query tile begin at first_token; a
+    chunk's last tile may reach beyond seq_len, where the loop has to end.)"""
     width = max(-(-(new + old) // page) for new, old in zip(query_lens, cached, strict=True))
     batch = ragged_batch(draw, query_lens, cached, heads=heads, head_dim=head_dim, page=page, table_width=width)
     expected, _ = paged_attention(batch)
@@ -194,7 +195,7 @@ def loads_no_hidden_tile(answer: Any, draw: Draw) -> None:
         batch.k_cache[page, :, offset], batch.v_cache[page, :, offset] = math.nan, math.nan
     got, _ = prefill(answer, batch)
     num_tokens = first - 2  # six programs of five tokens; the last of them ends with the second tile
-    what = f"tokens 0 to {num_tokens - 1}, with NaN in k and v from position {first} on,"
+    what = f"the attention of tokens 0 to {num_tokens - 1}, with NaN in k and v from position {first} on,"
     compare(got[:num_tokens], expected[:num_tokens], what=what, axes=("token", "head", "dim"), atol=1e-4)
 
 
@@ -209,8 +210,8 @@ def leaves_other_rows_alone(answer: Any, draw: Draw) -> None:
 
 @KERNEL.check("keeps unused slots out", query_lens=((1,), (3, 2)), cached=((0,), (0, 7)))
 def keeps_unused_slots_out(answer: Any, draw: Draw, query_lens: Sequence[int], cached: Sequence[int]) -> None:
-    """A slot that nobody wrote may hold NaN, and a weight of 0 does not help: 0 · NaN is NaN. Keys from `hi` on
-    must not be loaded."""
+    """A slot that nobody wrote may hold NaN, and a weight of 0 does not help: 0 · NaN is NaN. Keys behind
+    the program's last token, and behind seq_len, must not be loaded."""
     batch = ragged_batch(draw, query_lens, cached)
     poison_unused(batch)
     expected, _ = paged_attention(batch)
