@@ -163,7 +163,10 @@ def _outcome(name: str, options: tuple[tuple[str, Any], ...]) -> Outcome:
         raise ConfigError(f"the quality gate of {name} refuses weights in {chosen['quantization']}.")
     memory = memory_table(config)
     if memory.num_blocks * BLOCK_SIZE < service.max_model_len:
-        raise ConfigError(f"the K/V of one request of {service.max_model_len:,} tokens do not fit beside the weights.")
+        raise ConfigError(
+            f"the K/V of one request of {service.max_model_len:,} tokens do not fit beside the weights and the "
+            f"workspace of {config.max_num_batched_tokens:,} tokens and {config.max_num_seqs:,} sequences in a step."
+        )
     limits = {
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
