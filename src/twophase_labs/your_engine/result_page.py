@@ -71,7 +71,9 @@ def write_page(
 def _page(mine: OwnParts, results: Mapping[str, Result], slo: tuple[float, float], picture: str) -> str:
     first = next(iter(results.values()))
     parts = [("exercise", "names", "whose", "lines")]
-    parts += [(*part.row[1:3], part.row[3] if part.why_not else "mine", part.row[4]) for part in mine.parts]
+    for part in mine.parts:
+        _, exercise, names, whose, lines = part.row
+        parts.append((exercise, names, whose if part.why_not else "mine", lines))
     ways = [("engine", "the same answers", "steps", "tokens/s", "median TTFT", "goodput, requests/s")]
     for name, one in results.items():
         same = f"{one.num_equal(first)} of {len(one.token_ids)}"
