@@ -47,13 +47,13 @@ class Asked:
 
 
 def workload(guided: bool = True, stamp: str = "") -> tuple[Asked, ...]:
-    """Records and copies in turn, all behind one handbook; greedy. Without the form, an answer is the line's rest.
+    """Records and copies in turn, all behind one handbook; greedy. Without the grammar, an answer is the line's rest.
 
     Args:
         stamp: Put in front of each prompt; `{}` in it becomes the request's number.
     """
-    form: dict[str, Any] = {"structured_outputs": StructuredOutputs(regex=RECORD)} if guided else {"stop": "\n"}
-    record = SamplingParams(temperature=0, max_tokens=32, **form)
+    ends: dict[str, Any] = {"structured_outputs": StructuredOutputs(regex=RECORD)} if guided else {"stop": "\n"}
+    record = SamplingParams(temperature=0, max_tokens=32, **ends)
     copy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     pairs = zip(CITIES, COPIES, strict=True)
     tasks = [
@@ -74,7 +74,7 @@ def own_guidance(
     allowed_ids: Callable[[Machine, int, TrieNode], list[int]],
     num_allowed: Callable[..., int],
 ) -> OwnGuidance:
-    """The form of the workload, for SmolLM2: the masks of all states, each from a walk over its vocabulary's trie."""
+    """The workload's grammar, for SmolLM2: the masks of all states, each from a walk over its vocabulary's trie."""
     texts, trie, masks = token_texts(), trie_of(token_texts()), {}
     for state in CITY_RECORD.edges:
         mask = np.zeros(-(-len(texts) // 32) * 32, bool)

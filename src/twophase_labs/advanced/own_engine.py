@@ -187,7 +187,7 @@ class OwnGuidance:
     def allowed_after(self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int] = ()) -> Words:
         state = self._state([*token_ids[num_prompt_tokens:], *drafts])
         if state is None:
-            raise GuidanceError("the output is not what the form allows")
+            raise GuidanceError("the output is not what the grammar allows")
         return np.copy(self.masks[state])
 
     def num_allowed(self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int]) -> int:

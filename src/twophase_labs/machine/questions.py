@@ -117,6 +117,8 @@ class Number:
                 reject(f"the answer is one finite number{self.unit and ' in ' + self.unit}; you gave {shown(value)}")
             if self.factor is not None and found <= 0:
                 reject(f"the answer is a number above 0; you gave {shown(value)}")
+            if self.unit == "per cent" and 0 < found < 1:  # a prediction cannot be taken back
+                reject(f"the answer is in per cent, {100 * found:g} for a share of {found:g}")
 
         def is_close(value: Any) -> None:
             value, expected = number(value), self.expected()

@@ -135,10 +135,12 @@ def outcome(name: str, design: Mapping[str, Any]) -> Outcome:
         design: Values for some of the keys of `DEFAULTS`.
 
     Raises:
-        ConfigError: An option that is none, a value that it does not take, weights that the gate does not let through,
-            or a design that does not fit into the GPU's memory.
+        ConfigError: A service or an option that is none, a value that it does not take, weights that the gate does
+            not let through, or a design that does not fit into the GPU's memory.
     """
-    options = dict(DEFAULTS) | dict(design)
+    if name not in SERVICES:
+        raise ConfigError(f"the services are {', '.join(SERVICES)}; {name!r} is none of them.")
+    options = DEFAULTS | dict(design)
     if odd := [key for key in options if key not in DEFAULTS]:
         raise ConfigError(f"the options to choose are {', '.join(DEFAULTS)}; {odd[0]!r} is none of them.")
     return _outcome(name, tuple(options.items()))
@@ -147,8 +149,6 @@ def outcome(name: str, design: Mapping[str, Any]) -> Outcome:
 @cache
 def _outcome(name: str, options: tuple[tuple[str, Any], ...]) -> Outcome:
     service, chosen = SERVICES[name], dict(options)
-    if chosen["quantization"] not in service.allowed:
-        raise ConfigError(f"the quality gate of {name} refuses weights in {chosen['quantization']}.")
     shares = chosen.pop("enable_prefix_caching")
     if not isinstance(shares, (bool, np.bool_)):
         raise ConfigError(f"enable_prefix_caching is True or False, got {shares!r}.")
@@ -159,9 +159,14 @@ def _outcome(name: str, options: tuple[tuple[str, Any], ...]) -> Outcome:
             "workload": {"rate": 1, "prompt_tokens": 1, "output_tokens": 1},
         }
     )  # fmt: skip
+    if chosen["quantization"] not in service.allowed:
+        raise ConfigError(f"the quality gate of {name} refuses weights in {chosen['quantization']}.")
     memory = memory_table(config)
     if memory.num_blocks * BLOCK_SIZE < service.max_model_len:
-        raise ConfigError(f"the K/V of one request of {service.max_model_len:,} tokens do not fit beside the weights.")
+        raise ConfigError(
+            f"the K/V of one request of {service.max_model_len:,} tokens do not fit beside the weights and the "
+            f"workspace of {config.max_num_batched_tokens:,} tokens and {config.max_num_seqs:,} sequences in a step."
+        )
     limits = {
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,

@@ -54,6 +54,8 @@ MATCHING = Matching("ab", {"x": "a", "y": "b"})
         (Number(lambda: 100, factor=2), 201, "too high, by a factor of more than 1.5; within a factor of 2"),
         (Number(lambda: 100, factor=2), -100, "the answer is a number above 0; you gave -100"),
         (Number(lambda: 0, rel=0, abs=0.5), 0.4, None),
+        (Number(lambda: 78, unit="per cent"), 0.78, "in per cent, 78 for a share of 0.78"),
+        (Number(lambda: 78, unit="per cent"), 78, None),
         (Number(lambda: 3, rel=0), np.int64(3), None),
         (Number(lambda: 3, rel=0), torch.tensor(3.0), None),
         (Number(lambda: 3), 10**400, "one finite number"),

@@ -15,9 +15,12 @@ def test_the_defaults_miss_each_target(name):
 @pytest.mark.parametrize(
     ("name", "design", "said"),
     [
+        ("chats", {}, "'chats' is none of them"),
         ("chat", {"max_batch_size": 8}, "'max_batch_size' is none of them"),
         ("chat", {"max_num_seqs": 9000}, "max_num_seqs"),
+        ("chat", {"max_num_seqs": 10**6, "max_num_batched_tokens": 10**7}, "workspace of 10,000,000 tokens"),
         ("chat", {"enable_prefix_caching": 1}, "True or False"),
+        ("chat", {"quantization": "FP8"}, "quantization must be one of"),
         ("retrieval", {"quantization": "int4"}, "refuses weights in int4"),
         ("batch", {"kv_cache_dtype": "int2"}, "kv_cache_dtype"),
     ],

@@ -33,7 +33,7 @@ MACHINE.hints = (
 
 
 def language_of(pieces: tuple[Piece, ...]) -> set[str]:
-    """Every text of the form, spelt out."""
+    """Every text of the grammar, spelt out."""
     texts = {""}
     for piece in pieces:
         parts = [
@@ -84,7 +84,7 @@ def refuses_texts(answer: Any, draw: Draw, form: str) -> None:
 
 
 def tokens_for(draw: Draw, language: set[str]) -> list[str]:
-    """Pieces of texts of the form, some of them spoilt, in any order; the last is the end token."""
+    """Pieces of texts of the grammar, some of them spoilt, in any order; the last is the end token."""
     texts = {draw.choice(["x", "?", "\n", "é"]), "0", "a"}
     for _ in range(24):
         text = draw.choice(sorted(language - {""}))
@@ -123,7 +123,7 @@ def masks_single(answer: Any, draw: Draw, form: str) -> None:
 
 @MACHINE.check("masks tokens of several characters", *ALL_FORMS)
 def masks_several(answer: Any, draw: Draw, form: str) -> None:
-    """Every character of the token counts, not the first alone; and a token may well stop in the middle of the form."""
+    """Every character of the token counts, not the first alone; and a token may well stop in the middle of a text."""
     machine, language = chain(*FORMS[form][0]), language_of(FORMS[form][0])
     for _ in range(6):
         require_mask(answer, machine, language, drawn_prefix(draw, language), tokens_for(draw, language))

@@ -128,7 +128,7 @@ def advance(machine: Machine, state: int, text: str) -> int | None:
 
 @TIMING.check("counts drafts under any form", *tuple({"form": form} for form in FORMS))
 def counts_drafts(answer: Any, draw: Draw, form: str) -> None:
-    """The first draft that the form does not allow ends the run; later ones do not count."""
+    """The first draft that the grammar does not allow ends the run; later ones do not count."""
     machine, language = chain(*FORMS[form][0]), language_of(FORMS[form][0])
     for _ in range(10):
         texts = tokens_for(draw, language)[:-1]
