@@ -28,7 +28,7 @@ import torch
 
 from twophase_kernels._triton import IMPORT_ERROR, KernelsUnavailableError, mode, reason, tl, triton
 from twophase_kernels.choice import choice_here
-from twophase_labs.machine.lines import is_learners_file
+from twophase_labs.machine.lines import LEARNERS_FILES, is_learners_file
 
 NEEDS_TRITON = "# needs: triton"
 LAUNCH_LIMIT_S = 10  # of a checked launch, by the clock
@@ -46,6 +46,8 @@ MISTAKES = (
     (r"numpy.ndarray", "A kernel takes tensors: torch.from_numpy(x)."),
     (r"'NoneType' object has no attribute", "None was passed for a tensor that this line uses."),
     (r"must be of type tl.constexpr", "`: tl.constexpr` is missing at the parameter."),
+    (r"must be a power of 2", "The sides of a tile are powers of two: its BLOCK_* sizes, with a mask for the rest."),
+    (r"equal reduction dimensions", "tl.dot(a, b): a has as many columns as b has rows; tl.trans(b) swaps b's."),
     (r"more than one value is ambiguous", "`if` takes one number, not a tile: use tl.where."),
 )
 
@@ -119,7 +121,7 @@ def _watch_learners_launches(kind: Any) -> None:
             with _checks(kernel, args, options):
                 return launch(kernel, *args, **options)
         except Exception as error:
-            if "ipykernel_" not in file:  # a check explains it by itself
+            if file.startswith(LEARNERS_FILES):  # a check explains it by itself
                 raise
             mistake = _explained(kernel, error)
         raise mistake.with_traceback(None) from None
@@ -159,7 +161,8 @@ def _explained(kernel: Any, error: Exception) -> Exception:
     if not cause and not where:
         return inner
     named = f"{kernel.fn.__name__}, {where}" if where else f"{kernel.fn.__name__}: "
-    return KernelMistake(f"{named}{cause}{' ' if cause else ''}(Triton says: {said[-1]})")
+    tritons = f"Triton says: {said[-1]}"
+    return KernelMistake(f"{named}{cause} ({tritons})" if cause else f"{named}{tritons}")
 
 
 def _place(kernel: Any, error: Any) -> str:

@@ -51,6 +51,14 @@ ONLY_COMPILED = {
     "division": ({"read": "row * row_stride / 2 + columns"}, ["line 4 of the cell", "// divides integers"]),
     "name": ({"extra": "x += y"}, ["line 5 of the cell: x += y", "y is not defined"]),
     "index": ({"extra": "x += x_ptr[row]"}, ["line 5 of the cell: x += x_ptr[row]", "A pointer has no index"]),
+    "size": (
+        {"extra": "x += tl.zeros([3], tl.float32)"},
+        ["line 5 of the cell", "The sides of a tile are powers of two"],
+    ),
+    "dot": (
+        {"extra": "tl.dot(tl.zeros([16, 32], tl.float32), tl.zeros([16, 32], tl.float32))"},
+        ["line 5 of the cell", "as many columns as b has rows"],
+    ),
     "no jit": ({"jit": ""}, ["not subscriptable", "@triton.jit is missing"]),
     "no grid": ({"grid": ""}, ["the grid is missing"]),
     "no comma": ({"grid": "[(3)]"}, ["with a comma"]),
