@@ -91,7 +91,7 @@ torch.set_num_threads(1)
 # | call | gives |
 # |---|---|
 # | `model.embed(ids)` | x, `[L, hidden]` |
-# | `model.project(layer, x, positions)` | q `[H, L, D]`, k and v `[H_kv, L, D]`; q and k are rotated |
+# | `model.project(layer, x, positions)` | q `[H, L, D]`, k and v `[H_kv, L, D]`; q and k rotated by positions `[L]` |
 # | `model.attend(q, k, v)` | `[H, L, D]`; causal, the L queries are the last of all positions |
 # | `model.finish(layer, x, attended)` | x after the layer, both residuals added |
 # | `model.logits(rows)` | a row of logits for each row given |
@@ -239,14 +239,15 @@ print(f"70B in bf16 at 3.35 TB/s: at most {3.35e12 / (2 * 70e9):.0f} tokens per 
 # all sequences, while each sequence brings its own K and V: 32 long contexts outweigh the model. The first half is why
 # batching pays, the second is why it stops paying (section 8).
 #
-# The last line is the limit for one sequence on an H100, and no kernel changes it. Five things do: fewer bytes per
+# The last line is the limit for one sequence on an H100, and no kernel changes it. Four things do: fewer bytes per
 # weight (lab 6), fewer weights per token (a mixture of experts reads a few of its experts, lab 7), more cards that read
-# at once, more tokens per forward pass (speculation, lab 5), and more sequences per read (this lab).
+# at once, and more tokens per forward pass (speculation, lab 5). More sequences per read (this lab) raise what all of
+# them get together, and nothing for the one.
 
 # %% [markdown]
 # **How many operations per byte?** Attention multiplies and adds H · D elements for every key, once for the scores and
-# once for the values: 4 · H · D operations, on 2 · H_kv · D elements read. The head size cancels. The last line is an
-# attention of another kind, in which all heads read one latent of 576 elements; it is explained below.
+# once for the values: 4 · H · D operations, on 2 · H_kv · D elements read. The head size cancels. The fourth line is
+# an attention of another kind, in which all heads read one latent of 576 elements; it is explained below.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -873,8 +874,8 @@ decode_pictures.draw_tile(pages=[5, 2, 7], seq_len=10, start=0, block_n=16, page
 # of a masked position is set to 0, which weight does it get?
 
 # %% [markdown]
-# **In view: the prefill kernel of lab 2**, as it stands in your notebook of that lab, or with its blanks if there is
-# none beside this one. Which of its lines does a single token need, and which become simpler?
+# **In view: the prefill kernel of lab 2**, as it stands in your notebook of that lab, with its blanks where you
+# left them. Which of its lines does a single token need, and which become simpler?
 
 # %%
 from twophase_labs.decode.earlier_kernel import prefill_kernel
@@ -886,18 +887,19 @@ from twophase_labs.decode.attend_tiles import attend_tiles, fold_tile
 from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode_split
 
 # %% [markdown]
-# Folding a tile of keys into the state of the softmax is the same five lines once more, and given as a function:
+# Folding a tile of keys into the state of the softmax is the same few lines once more, and given as a function:
 
 # %%
 # needs: triton
-show_source(fold_tile, first="scores = tl.dot", last="return")
+show_source(fold_tile, first="def fold_tile")
 
 # %% [markdown]
 # <!-- card 3.6 -->
 # Write the kernel: attention of each sequence's one query over all its keys, read where they lie. `launch_paged_decode`
-# starts a program for each sequence and KV head. Where K of a position is, lab 2's 2.8 says. For the sequence in the
-# picture, 10 tokens in blocks 5, 2 and 7, one tile is enough: positions 0 to 15, of which 10 to 15 do nothing. Fold a
-# tile in by `fold_tile` or write it out; in which order you go through the keys is your choice.
+# starts a program for each sequence and KV head. Where K of a position is follows from its block and the layout of
+# `k_ptr`, as in lab 2's 2.8. For the sequence in the picture, 10 tokens in blocks 5, 2 and 7, one tile is enough:
+# positions 0 to 15, of which 10 to 15 do nothing. Fold a tile in by `fold_tile` or write it out; in which order you go
+# through the keys is your choice.
 
 
 # %% tags=["exercise:3.6"]
@@ -1010,6 +1012,7 @@ decode_pictures.draw_weights(
 from twophase_labs.machine.kernels import trusted
 
 inputs = [x.to(device) if isinstance(x, torch.Tensor) else x for x in wide.arguments]
+row_s, paged_s = seconds(contiguous.attend, repeats=9), seconds(lambda: paged_attention(*wide.arguments), repeats=9)
 with trusted():
     kernel_s = seconds(lambda: launch_paged_decode(paged_decode_kernel, *inputs), repeats=30)
 for name, elapsed_s in {"in order already": row_s, "gathered first": paged_s, "your kernel": kernel_s}.items():
@@ -1448,6 +1451,9 @@ split_machine.draw_plans({"8 for all": [8] * 61, "your plan": split_plan(ragged,
 from twophase_kernels.paged_decode import choose_num_splits, is_split_by_length
 
 show_source(choose_num_splits)
+
+# %%
+# needs: triton
 show_source(is_split_by_length)
 
 # %% [markdown]
@@ -1657,7 +1663,7 @@ print(f"{int((data != engines_data).sum())} of {data.numel():,} numbers differ, 
 # of them are older than the last 64 tokens, the fifth is among them. With the older part in 3 bits:
 
 # %%
-num_tokens = len(reading.keys[0])
+num_tokens = needle.read(300).num_tokens
 for num_recent in (0, 16, 64):
     size = 128 * num_recent + 68 * (num_tokens - num_recent)  # bytes of a head's K: 64 in fp16, or in int8 and a scale
     print(f"the last {num_recent:2} of {num_tokens} tokens in fp16: {size / (128 * num_tokens):3.0%} of fp16's bytes")
@@ -1808,10 +1814,10 @@ step_pictures.draw_batching(steps, least, ridge_batch(small_work, here))
 
 # %% [markdown]
 # **Read the result.** A larger batch gives more tokens per second, far less than proportionally more time per step, and
-# stays below its bound at every size. Compare the first points: if a step of 2 takes longer than a step of 4, that is
-# the library. It picks another kernel for every small number of rows, and its kernels for 2 and 3 rows may read the
-# weights more slowly than the one for 4; small products are where libraries differ most. A step also makes about 1,700
-# small calls. (The bound uses the rate of a *copy*; and if this machine was busy meanwhile, run the cells again.)
+# stays below the bound (dashed) at every size. Compare the first points: if a step of 2 takes longer than a step of 4,
+# that is the library. It picks another kernel for every small number of rows, and its kernels for 2 and 3 rows may read
+# the weights more slowly than the one for 4; small products are where libraries differ most. A step also makes about
+# 1,700 small calls. (The bound uses the rate of a *copy*; and if this machine was busy meanwhile, run the cells again.)
 #
 # In one formula: a step of one sequence with $t$ tokens of context takes $T(t) = a + b\,t$. The constant $a$ is the
 # weights and the fixed price of section 2, the slope $b$, in seconds per token, is K and V; a batch shares $a$.
@@ -1883,13 +1889,13 @@ print(f"300 additions, a call each: {1e6 * separate_s:.0f} µs; in one call: {1e
 # launches of one step and replays all of them with a single call. It saves the calls, not the work.
 #
 # The recording is fixed: the same kernels, the same shapes, the same addresses. So inputs are copied to the recorded
-# buffers, and batches and contexts are rounded up to a few sizes. The engine's version (drafts are lab 5's; without
-# them a chunk here is one token):
+# buffers, and batches and contexts are rounded up to a few sizes. The engine's version, from
+# where it knows that all chunks are decodes (drafts are lab 5's; without them `max_query_len` is 1):
 
 # %%
 from twophase_features.step_graphs import DecodeGraphs, padded_batch_size
 
-show_source(DecodeGraphs.run)
+show_source(DecodeGraphs.run, first="longest = max(")
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1915,8 +1921,8 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 # > `--disable-prefill-cuda-graph`](https://docs.sglang.io/advanced_features/server_arguments.html), both off by default
 # > (`--disable-cuda-graph` is a hidden alias), and pads batches; TensorRT-LLM's
 # > [`DecodeCudaGraphConfig`](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/DecodeCudaGraphConfig.html)
-# > covers batches up to 128 unless told otherwise. By roofline, SmolLM2's 0.269 GB in bf16 take an H100 80 µs, 50 ns
-# > per call if there were 1,650, as here: without a graph, a small model on a fast GPU decodes at the speed of its CPU.
+# > covers batches up to 128 unless told otherwise. By roofline, SmolLM2's 0.269 GB in bf16 take an H100 80 µs, 47 ns
+# > per call if there were 1,700, as here: without a graph, a small model on a fast GPU decodes at the speed of its CPU.
 
 # %% [markdown]
 # ## 9. Capstone: your decode phase in the engine

@@ -105,7 +105,7 @@ def draw_history(frames: Sequence[Mapping[str, Sequence[int]]], num_blocks: int,
     axes.set_xticks([at + 0.48 for at in range(0, len(frames), 5)], [str(at + 1) for at in range(0, len(frames), 5)])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    axes.set_title(title, loc="left")
+    axes.set_title(title, loc="left", pad=24)  # above the legend
     handles = [
         Patch(facecolor=EMPTY, label="free"),
         Patch(facecolor=LINE, alpha=0.6, label="held by the sequence of that letter"),

@@ -19,14 +19,14 @@ def draw_batching(step_s: Mapping[int, float], least_s: Mapping[int, float], rid
     axes.loglog(batches, [b / step_s[b] for b in batches], "o-", color=COLOURS[0], label="measured")
     if ridge <= batches[-1]:
         axes.axvline(ridge, color=LINE, linewidth=1)
-        axes.annotate(f" batch {ridge}", (ridge, 0.93), xycoords=("data", "axes fraction"), color=INK)
+        axes.annotate(f" ridge: batch {ridge}", (ridge, 0.04), xycoords=("data", "axes fraction"), color=INK)
     axes.set_xticks(batches, [str(b) for b in batches])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="sequences in the batch", ylabel="tokens per second, all sequences")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="upper left")
     return done(figure)
 
 

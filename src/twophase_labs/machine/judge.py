@@ -33,7 +33,7 @@ STANDS_IN = "the reference stands in for your answer; it is worth no points"
 NOT_YOURS = "not yours: the reference stands under this name; run your exercise's cell again"
 # Triton's compiler quotes the kernel up to the place, marks it, and tells the matter last.
 COMPILERS_PLACE = re.compile(r"at (?P<number>\d+):\d+:\n(?P<source>.+)\n *\^", re.DOTALL)
-FAULTS_LINE = re.compile(r"[^,]*, line (?P<number>\d+): (?P<code>.*)")
+FAULTS_LINE = re.compile(r"(<exercise [^>]*>|\d+\.py|<?ipython-input-[^,]*), line (?P<number>\d+): (?P<code>.*)")
 MISCALLED = re.compile(r"(?P<name>[\w.<>]+)\(\) (takes|missing|got)\b")
 
 
@@ -299,7 +299,7 @@ def _is_fault(error: BaseException) -> bool:
 
 
 def _placed(text: str) -> str:
-    """A fault's line of a cell, '<exercise 3.8>, line 7: x = ...', as every other verdict has it."""
+    """A fault's line of a cell, '<exercise 3.8>, line 7: x = ...', as every other verdict has it; a package's stays."""
     found = FAULTS_LINE.fullmatch(text)
     return f"line {found['number']} of the cell: {found['code']}" if found else text
 

@@ -28,7 +28,7 @@ import torch
 
 from twophase_kernels._triton import IMPORT_ERROR, KernelsUnavailableError, mode, reason, tl, triton
 from twophase_kernels.choice import choice_here
-from twophase_labs.machine.lines import is_learners_file
+from twophase_labs.machine.lines import LEARNERS_FILES, is_learners_file
 
 NEEDS_TRITON = "# needs: triton"
 LAUNCH_LIMIT_S = 10  # of a checked launch, by the clock
@@ -129,7 +129,7 @@ def _watch_learners_launches(kind: Any) -> None:
             with _checks(kernel, args, options):
                 return launch(kernel, *args, **options)
         except Exception as error:
-            if "ipykernel_" not in file:  # a check explains it by itself
+            if file.startswith(LEARNERS_FILES):  # a check explains it by itself
                 raise
             mistake = _explained(kernel, error)
         raise mistake.with_traceback(None) from None
@@ -169,7 +169,8 @@ def _explained(kernel: Any, error: Exception) -> Exception:
     if not cause and not where:
         return inner
     named = f"{kernel.fn.__name__}, {where}" if where else f"{kernel.fn.__name__}: "
-    return KernelMistake(f"{named}{cause}{' ' if cause else ''}(Triton says: {said[-1]})")
+    tritons = f"Triton says: {said[-1]}"
+    return KernelMistake(f"{named}{cause} ({tritons})" if cause else f"{named}{tritons}")
 
 
 def _place(kernel: Any, error: Any) -> str:

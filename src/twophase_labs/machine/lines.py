@@ -2,7 +2,8 @@
 
 import io
 
-LEARNERS_FILES = "<exercise "
+LEARNERS_FILES = "<exercise "  # as the grader names them
+CELLS_FILES = ("ipykernel_", "ipython-input-")  # Jupyter; a plain IPython shell and hosted notebooks
 
 
 def python_lines(source: str) -> list[str]:
@@ -15,4 +16,4 @@ def python_lines(source: str) -> list[str]:
 
 def is_learners_file(filename: str) -> bool:
     """Whether code was compiled from a cell: by the grader, or by a notebook's kernel."""
-    return filename.startswith(LEARNERS_FILES) or "ipykernel_" in filename
+    return filename.startswith(LEARNERS_FILES) or any(name in filename for name in CELLS_FILES)

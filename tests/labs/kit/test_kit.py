@@ -101,6 +101,14 @@ class TestGuarded:
         assert re.match(detail, "\n".join(details))
 
     @on_cpu
+    def test_a_fault_in_a_function_that_was_given_is_told_with_its_file(self):
+        from triton_on_cpu.errors import OutOfBoundsError
+
+        place = "attend_tiles.py, line 48: pages = tl.load(table_ptr + 9)"
+        fault = OutOfBoundsError(f"a_kernel, program (0, 0, 0) reads table_ptr + 9.\n  {place}")
+        assert explain(fault, object.__new__(Exercise), {})[2] == (place,)
+
+    @on_cpu
     def test_in_a_notebook_the_compilers_reason_is_told_whole(self):
         """The launch has explained it already, and Triton's words are on the second line; a hint would mislead."""
         exercise = Exercise("2.13", "", "kernel", ("copy_kernel",), 1, 1, hints=("NaN comes from a row not stored.",))
@@ -116,7 +124,7 @@ class TestGuarded:
         verdict = Judge({"2.13": exercise}, {}, {}).judge(exercise, namespace)
         assert verdict.verdict == "error"
         assert verdict.reason == (
-            "the kernel does not compile: (Triton says: TypeError(\"missing a required argument: 'dtype'\"))"
+            "the kernel does not compile: Triton says: TypeError(\"missing a required argument: 'dtype'\")"
         )
         assert verdict.details[-1] == "line 7 of the cell: x += tl.zeros([ROW])"
         assert verdict.hint == ""
@@ -125,7 +133,7 @@ class TestGuarded:
     def test_only_kernels_of_cells_are_checked(self):
         namespace = {"triton": triton, "tl": tl, "__name__": "elsewhere"}
         x, y = torch.arange(24.0)[:12], torch.zeros(12)
-        for file in ("<reference 2.13>", "<exercise 2.13>", "/tmp/ipykernel_12/34.py"):
+        for file in ("<reference 2.13>", "<exercise 2.13>", "/tmp/ipykernel_12/34.py", "<ipython-input-4-b70c>"):
             run_cell(COPY.format(**{**RIGHT, "read": NEXT_ROW}), namespace, file)
             if file == "<reference 2.13>":
                 namespace["copy_kernel"][(3,)](x, y, 4, ROW=4)

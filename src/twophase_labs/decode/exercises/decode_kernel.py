@@ -123,7 +123,8 @@ def finds_the_blocks(answer: Any, draw: Draw, lengths: list[int]) -> None:
 @KERNEL.check("stops at the last token", lengths=([5], [8], [1], [3, 11, 9]))
 def stops_at_the_last_token(answer: Any, draw: Draw, lengths: list[int]) -> None:
     """Positions 0 to seq_len - 1 exist. The last tile is seldom full: what is past the end is masked when loading,
-    and its score is set to minus infinity (a score of 0 is a weight like any other)."""
+    and its score is set to minus infinity (a score of 0 is a weight like any other). Weights that are all too large
+    by one factor lack the division by their sum."""
     case = map_case(draw, lengths, heads=2, kv_heads=1, page=4, num_pages=10)
     compare_access(case, run_kernel(answer.paged_decode_kernel, case))
 
