@@ -1895,7 +1895,7 @@ print(f"300 additions, a call each: {1e6 * separate_s:.0f} µs; in one call: {1e
 # %%
 from twophase_features.step_graphs import DecodeGraphs, padded_batch_size
 
-show_source(DecodeGraphs.run, first="longest = max(")
+show_source(DecodeGraphs.replay, first="longest = max(")
 
 # %%
 # NBVAL_CHECK_OUTPUT

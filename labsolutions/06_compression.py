@@ -545,6 +545,8 @@ show_source(DynamicInt8Linear.__call__)
 
 # %%
 show_source(int8_model.smooth)
+
+# %%
 print(f"smoothed and not rounded, logits differ by {int8_model.largest_change(0.5):.0e} of the largest")
 found = {alpha: int8_model.one_scale_smoothed(alpha, num_tokens=256) for alpha in (0.5, 0.65, 0.8)}
 print("calibration text:", ", ".join(f"alpha {alpha} x {ratio:.3f}" for alpha, ratio in found.items()))

@@ -1258,11 +1258,13 @@ for variant in shadow.VARIANTS:
 # draws others.
 
 # %%
-# NBVAL_CHECK_OUTPUT
 from twophase_labs.operations import canary_traffic
 from twophase_labs.operations.canary_traffic import is_canary
 
 show_source(is_canary)
+
+# %%
+# NBVAL_CHECK_OUTPUT
 known = canary_traffic.tenants()
 asked = canary_traffic.requests(20_000)
 for share in (0.05, 0.1, 0.2):

@@ -148,7 +148,7 @@ class DecodeGraphs:
         self._graphs: dict[_Shape, _Graph | None] = {}
         self.ahead: LookAhead | None = None
         if capture.runs_ahead:
-            self.ahead = LookAhead(self._replay, kv_cache.spec.block_size, kv_cache.num_groups, max_model_len)
+            self.ahead = LookAhead(self.replay, kv_cache.spec.block_size, kv_cache.num_groups, max_model_len)
         self.room = None if self.ahead is None else Room(self.ahead)
         self.pieces = PiecewiseGraphs(model, kv_cache, capture) if capture.max_piece_tokens else None
 
@@ -171,7 +171,7 @@ class DecodeGraphs:
     def run(self, chunks: Sequence[ScheduledChunk]) -> States:
         """A step's hidden states, valid until the next run; (None, None) if it must run eagerly."""
         hidden = None if self.ahead is None else self.ahead.take(chunks)
-        hidden = self._replay(chunks) if hidden is None else hidden
+        hidden = self.replay(chunks) if hidden is None else hidden
         if hidden is None:
             return (None, None) if self.pieces is None else self.pieces.run(chunks)
         if self.ahead is not None:
@@ -184,7 +184,7 @@ class DecodeGraphs:
         if self.ahead is not None:
             self.ahead.begin(token_ids)
 
-    def _replay(
+    def replay(
         self, chunks: Sequence[ScheduledChunk], token_ids: Int[Tensor, "D"] | None = None
     ) -> Float[Tensor, "T N"] | None:
         """The hidden states of decodes, computed by a graph; None if there is none for them. `token_ids`, which are on

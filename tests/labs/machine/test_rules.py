@@ -1,5 +1,6 @@
 """Rules for a lab's sections and exercises: breaking one is told (test_labs.py: the labs keep them)."""
 
+import ast
 import doctest
 from dataclasses import replace
 from inspect import isfunction
@@ -24,6 +25,16 @@ def test_a_picture_is_shown_once(number):
     for cell in nbformat.read(WORKBOOK.lab(number).source.with_suffix(".ipynb"), as_version=4).cells:
         shown = {output.output_type for output in cell.get("outputs", []) if "image/png" in output.get("data", {})}
         assert len(shown) <= 1, cell.source
+
+
+@pytest.mark.parametrize("number", WORKBOOK.labs)
+def test_a_source_that_is_shown_is_seen(number):
+    """A notebook shows the value of a cell's last line alone."""
+    for cell in WORKBOOK.lab(number).notebook.cells:
+        if cell.cell_type == "code" and "show_source(" in cell.source:
+            statements = ast.parse(cell.source).body
+            shown = [i for i, each in enumerate(statements) if ast.unparse(each).startswith("show_source(")]
+            assert shown == [len(statements) - 1], cell.source
 
 
 def doctested(lab):
