@@ -68,7 +68,11 @@ def _predict_case(case: KernelCase, launches: list[Launch], card: Card) -> dict[
         "limited_by": max(parts, key=parts.__getitem__),
         "parts_us": {name: _us(seconds) for name, seconds in parts.items() if _us(seconds)},
         # Amounts are a warp's, in the units of `rates`.
-        "launches": [{name: getattr(launch, name) for name in OF_LAUNCH} | asdict(launch.code) for launch in launches],
+        "launches": [
+            {name: getattr(launch, name) for name in OF_LAUNCH}
+            | {"straight": launch.code.straight, "loops": launch.code.loops}
+            for launch in launches
+        ],
     }
 
 
