@@ -21,7 +21,7 @@ ISSUE_ONLY = r"U[A-Z]|BRA|BAR|B?SSY|BSYNC|NOP|EXIT|WARP|DEPBAR|LDGDEPBAR|MEMBAR|
 @dataclass(frozen=True, slots=True)
 class MachineCode:
     """straight, loops: amounts by pipe, in units of `rates.PIPES`, and 'stall': cycles that the warp waits by the
-    instructions' own counts; 'copies': asynchronous copies. Loops are innermost ones, by their addresses."""
+    instructions' own counts; 'copies': bytes copied asynchronously, of 'l2'. Loops are innermost ones, by their addresses."""
 
     straight: Counter[str]
     loops: tuple[Counter[str], ...]
@@ -42,6 +42,8 @@ def read_code(sass: str) -> MachineCode:
         into = next((loop for turn, loop in zip(innermost, loops, strict=True) if place in turn), straight)
         into.update(amounts(text))
         into["stall"] += control >> 41 & 15
+    # Copies before a loop are its first turns'; as many are predicated off in its last turns.
+    straight["l2"] -= straight.pop("copies", 0) if any(loop["copies"] for loop in loops) else 0
     return MachineCode(straight, tuple(loops))
 
 
@@ -62,7 +64,7 @@ def amounts(text: str) -> Counter[str]:
         took["l2" if "G" in name else "shared"] = (
             num_bytes  # a copy into shared memory waits for the L2 cache, the slower
         )
-        took["copies"] = int(name == "LDGSTS")
+        took["copies"] = num_bytes if name == "LDGSTS" else 0
     elif name == "SHFL":
         took["shared"] = 4 * LANES
     elif name in ("MUFU", "I2F", "F2I"):
