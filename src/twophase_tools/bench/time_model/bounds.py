@@ -54,7 +54,7 @@ class _Demand:
     pipes: dict[str, Seconds]
 
 
-def bound_launch(launch: Launch, trips: Trips, num_bytes: float, card: Card) -> Bounds:
+def bound_launch(launch: Launch, trips: Trips, num_bytes: int, card: Card) -> Bounds:
     """`trips`: [programs, loops]; `num_bytes` go to and from HBM, shared out by the programs' turns of loops."""
     lowest, middle, highest = (_demand(launch, trips, num_bytes / card.bytes_per_s, bound) for bound in range(3))
     num_sms, slots = card.num_sms, card.num_sms * launch.programs_per_sm
@@ -82,7 +82,7 @@ def bound_launch(launch: Launch, trips: Trips, num_bytes: float, card: Card) -> 
 
 
 def _demand(launch: Launch, trips: Trips, memory_s: float, bound: int) -> _Demand:
-    rate, loops = {name: value[bound] for name, value in ASSUMED.items()}, launch.code.loops
+    rate, loops = {name: value[:3][bound] for name, value in ASSUMED.items()}, launch.code.loops
 
     def amount(name: str) -> Seconds:  # of a warp
         straight = launch.code.straight[name] if bound else 0
@@ -91,7 +91,7 @@ def _demand(launch: Launch, trips: Trips, memory_s: float, bound: int) -> _Deman
     copying = np.array([loop["copies"] > 0 for loop in loops], float)
     turns = trips @ copying if copying.any() else np.ones(len(trips))
     under_way = np.where(copying, launch.num_stages - 1, 1) if bound < 2 else np.ones(len(loops))
-    per_s = {name: pipe[bound] * rate["clock_hz"] / launch.num_warps for name, pipe in PIPES.items()}
+    per_s = {name: pipe[:3][bound] * rate["clock_hz"] / launch.num_warps for name, pipe in PIPES.items()}
     pipes = {name: amount(name) / per_s[name] for name in PIPES}
     return _Demand(
         first=rate["round_trips"] * rate["latency_s"],

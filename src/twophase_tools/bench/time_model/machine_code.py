@@ -13,15 +13,16 @@ LANES = 32
 INSTRUCTION = (
     r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([^;]+?)\s*;\s*/\* 0x[0-9a-f]{16} \*/\s*/\* 0x([0-9a-f]{16}) \*/"
 )
-MATRIX = r"(HMMA|HGMMA|QGMMA)\.(?:(\d+)x(\d+)x(\d+)|16(8)(8|16)\b)"
+MATRIX = r"(HMMA|HGMMA|QGMMA)\.(?:(\d+)x(\d+)x(\d+)|(16)(8)(8|16)\b)"
+MATRIX_PIPES = {"HMMA": "mma.sync", "HGMMA": "tensor", "QGMMA": "tensor fp8"}
 FMA = ("FFMA", "FMUL", "FADD", "HFMA2", "HADD2", "HMUL2")
 ISSUE_ONLY = r"U[A-Z]|BRA|BAR|B?SSY|BSYNC|NOP|EXIT|WARP|DEPBAR|LDGDEPBAR|MEMBAR|FENCE|CALL|RET|R2UR|LDC|S2R|S2UR|CS2R"
 
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """straight, loops: amounts by pipe, in units of `rates.PIPES`, and 'stall': cycles that the warp waits by the
-    instructions' own counts; 'copies': bytes copied asynchronously, of 'l2'. Loops are innermost ones, by their addresses."""
+    """straight, loops: amounts by pipe, in units of `rates.PIPES`; 'stall', cycles that the warp waits by the
+    instructions' own counts; 'copies', bytes of 'l2' that are copied asynchronously. Loops: innermost, by address."""
 
     straight: Counter[str]
     loops: tuple[Counter[str], ...]
@@ -53,17 +54,15 @@ def amounts(text: str) -> Counter[str]:
     name, _, modifiers = opcode.partition(".")
     took = Counter(issue=1)
     if matrix := re.match(MATRIX, opcode):
-        kind, *sizes, n, k = matrix.groups()
-        flops = 2 * 16 * int(n) * int(k) if n else 2 * int(sizes[0]) * int(sizes[1]) * int(sizes[2]) // 4  # of 4 warps
-        took[{"HMMA": "mma.sync", "HGMMA": "tensor", "QGMMA": "tensor fp8"}[kind]] = flops
+        kind, m, n, k = (part for part in matrix.groups() if part)
+        num_warps = 1 if kind == "HMMA" else 4  # that compute it together
+        took[MATRIX_PIPES[kind]] = 2 * int(m) * int(n) * int(k) // num_warps
     elif name in ("LDSM", "STSM"):
         took["shared"] = 128 * int(modifiers[-1]) if modifiers[-2:] in (".2", ".4") else 128
     elif name in ("LDS", "STS", "LDG", "STG", "LDGSTS"):
         widths = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
         num_bytes = LANES * next((widths[word] for word in modifiers.split(".") if word in widths), 4)
-        took["l2" if "G" in name else "shared"] = (
-            num_bytes  # a copy into shared memory waits for the L2 cache, the slower
-        )
+        took["l2" if "G" in name else "shared"] = num_bytes  # of LDGSTS, which moves through both, the slower
         took["copies"] = num_bytes if name == "LDGSTS" else 0
     elif name == "SHFL":
         took["shared"] = 4 * LANES

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ def predict(card_name: str, sizes: Sizes = FULL, pattern: str = "") -> dict[str,
         "card": hardware.name,
         "peaks": hardware.source,
         "versions": installed_versions(("twophase", "triton", "torch")),
-        "rates": {name: asdict(rate) for name, rate in {**PIPES, **ASSUMED}.items()},
+        "rates": {name: rate._asdict() for name, rate in {**PIPES, **ASSUMED}.items()},
         "results": results,
     }
 

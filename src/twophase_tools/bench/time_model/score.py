@@ -31,8 +31,8 @@ def score(measured: dict[str, Any], predictions: dict[str, Any]) -> dict[str, An
     return {
         "measured": len(ratios),
         "not_measured": len(cases) - len(ratios),
-        "share_within_bounds": sum(case["is_within"] is True for case in cases) / len(ratios),
-        "median_ratio": statistics.median(ratios),
+        "share_within_bounds": round(sum(case["is_within"] is True for case in cases) / len(ratios), 3),
+        "median_ratio": round(statistics.median(ratios), 3),
         "cases": cases,
     }
 
