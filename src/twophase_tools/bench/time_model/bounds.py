@@ -90,7 +90,7 @@ def _demand(launch: Launch, trips: Trips, memory_s: float, bound: int) -> _Deman
 
     copying = np.array([loop["copies"] > 0 for loop in loops], float)
     turns = trips @ copying if copying.any() else np.ones(len(trips))
-    under_way = np.where(copying, launch.num_stages - 1, 1) if bound < 2 else np.ones(len(loops))
+    under_way = np.where(copying, max(1, launch.num_stages - 1), 1) if bound < 2 else np.ones(len(loops))
     per_s = {name: pipe[:3][bound] * rate["clock_hz"] / launch.num_warps for name, pipe in PIPES.items()}
     pipes = {name: amount(name) / per_s[name] for name in PIPES}
     return _Demand(

@@ -15,7 +15,7 @@ from ptx_emulator.driver import compiled_file
 from ptx_emulator.occupancy import MULTIPROCESSORS, occupancy
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver, require_compiler
 from twophase_kernels._triton import triton
-from twophase_tools.bench.kernel_cases import CaseTable, KernelCase, Sizes
+from twophase_tools.bench.kernel_cases import FULL, CaseTable, KernelCase
 from twophase_tools.bench.kernel_variants import OURS
 from twophase_tools.bench.time_model.machine_code import MachineCode, read_code
 
@@ -73,7 +73,7 @@ class MetaTable(CaseTable):
         return dense.new_empty(int(is_used.sum()), dense.shape[1], self.sizes.page, dense.shape[3])
 
 
-def recorded_cases(sizes: Sizes, num_sms: int, pattern: str = "") -> Iterator[tuple[KernelCase, list[Launch]]]:
+def recorded_cases(num_sms: int, pattern: str) -> Iterator[tuple[KernelCase, list[Launch]]]:
     """Each case whose 'kernel label' has a match of the regular expression, and what it launches on a Hopper GPU.
 
     Replaces this process's Triton driver. Raises KernelsUnavailableError in a process that interprets kernels.
@@ -81,7 +81,7 @@ def recorded_cases(sizes: Sizes, num_sms: int, pattern: str = "") -> Iterator[tu
     require_compiler()
     driver = RecordingDriver(num_sms)
     triton.runtime.driver.set_active(driver)
-    for case in MetaTable(sizes, torch.bfloat16, torch.device("meta")):
+    for case in MetaTable(FULL, torch.bfloat16, torch.device("meta")):
         if re.search(pattern, f"{case.kernel} {case.label}"):
             driver.recorded = []
             case.make_variants()[OURS]().call()

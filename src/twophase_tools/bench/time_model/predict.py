@@ -9,7 +9,7 @@ from typing import Any
 from ptx_emulator import CompilingProcess
 from twophase.core.errors import BackendUnavailableError
 from twophase_kernels import KernelsUnavailableError
-from twophase_tools.bench.kernel_cases import FULL, KernelCase, Sizes
+from twophase_tools.bench.kernel_cases import KernelCase
 from twophase_tools.bench.machine import installed_versions
 from twophase_tools.bench.time_model.bounds import Card, bound_launch
 from twophase_tools.bench.time_model.launches import Launch, recorded_cases
@@ -22,7 +22,7 @@ BOUNDS = ("lower", "predicted", "upper")
 OF_LAUNCH = ("kernel", "grid", "num_warps", "num_stages", "registers", "shared_bytes", "programs_per_sm")
 
 
-def predict(card_name: str, sizes: Sizes = FULL, pattern: str = "") -> dict[str, Any]:
+def predict(card_name: str, pattern: str = "") -> dict[str, Any]:
     """The file's content: every case's bounds in microseconds, and what they rest on. It compiles, for a minute.
 
     Args:
@@ -35,7 +35,7 @@ def predict(card_name: str, sizes: Sizes = FULL, pattern: str = "") -> dict[str,
     hardware = hardware_named(card_name)
     try:
         with CompilingProcess() as process:
-            results = process.call(_predict_here, Card(NUM_SMS, hardware.bytes_per_s), sizes, pattern)
+            results = process.call(_predict_here, Card(NUM_SMS, hardware.bytes_per_s), pattern)
     except KernelsUnavailableError as error:
         raise BackendUnavailableError(f"bench predict cannot compile here: {error}") from error
     return {
@@ -49,8 +49,8 @@ def predict(card_name: str, sizes: Sizes = FULL, pattern: str = "") -> dict[str,
     }
 
 
-def _predict_here(card: Card, sizes: Sizes, pattern: str) -> list[dict[str, Any]]:
-    return [_predict_case(case, launches, card) for case, launches in recorded_cases(sizes, card.num_sms, pattern)]
+def _predict_here(card: Card, pattern: str) -> list[dict[str, Any]]:
+    return [_predict_case(case, launches, card) for case, launches in recorded_cases(card.num_sms, pattern)]
 
 
 def _predict_case(case: KernelCase, launches: list[Launch], card: Card) -> dict[str, Any]:
@@ -66,13 +66,14 @@ def _predict_case(case: KernelCase, launches: list[Launch], card: Card) -> dict[
         **{f"{name}_us": _us(sum(getattr(bounds, name) for bounds in found)) for name in BOUNDS},
         "limited_by": max(parts, key=parts.__getitem__),
         "parts_us": {name: _us(seconds) for name, seconds in parts.items() if _us(seconds)},
-        # Amounts are a warp's, in the units of `rates`.
-        "launches": [
-            {name: getattr(launch, name) for name in OF_LAUNCH}
-            | {"straight": launch.code.straight, "loops": launch.code.loops}
-            for launch in launches
-        ],
+        "launches": [_described(launch) for launch in launches],
     }
+
+
+def _described(launch: Launch) -> dict[str, Any]:
+    """Of straight code and loops the amounts that a warp asks for, in the units of `rates`."""
+    sizes = {name: getattr(launch, name) for name in OF_LAUNCH}
+    return sizes | {"straight": launch.code.straight, "loops": launch.code.loops}
 
 
 def _us(seconds: float) -> float:

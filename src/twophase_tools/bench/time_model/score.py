@@ -20,9 +20,7 @@ def score(measured: dict[str, Any], predictions: dict[str, Any]) -> dict[str, An
         ours = {(case["kernel"], case["label"]): _elapsed_s(case) for case in measured["results"]}
         cases = [_score_case(case, ours.get((case["kernel"], case["label"]))) for case in predictions["results"]]
     except (KeyError, IndexError, TypeError) as error:
-        raise ConfigError(
-            f"--score takes results of `bench kernels` and predictions of them; {error!r} here."
-        ) from error
+        raise ConfigError(f"--score takes results of `bench kernels`, then predictions; {error!r} here.") from error
     if card not in gpu.split():
         raise ConfigError(f"predictions for an {card} cannot be scored by results of an {gpu}.")
     ratios = [case["ratio"] for case in cases if case["ratio"] is not None]

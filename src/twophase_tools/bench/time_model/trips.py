@@ -27,7 +27,7 @@ def trips(launches: list[Launch], place: int, chunks: Chunks) -> Trips:
         rows = _linear(launch)
     else:
         rows = [()] * prod(launch.grid)
-    found = np.array(rows, np.int64).reshape(len(rows), -1)
+    found = np.array(rows, np.int64)
     if found.shape != (prod(launch.grid), len(launch.code.loops)):
         raise ValueError(
             f"{launch.kernel} has {len(launch.code.loops)} loops in machine code and {prod(launch.grid)} programs, but "
