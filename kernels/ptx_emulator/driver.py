@@ -34,7 +34,7 @@ class Launched(NamedTuple):
 
     def file(self, kind: str) -> Path:
         """A product of the compiler: 'ptx', and 'cubin' if machine code was asked for."""
-        return _compiled_file(self.metadata, kind)
+        return compiled_file(self.metadata, kind)
 
 
 class EmulatingDriver(CompileOnlyDriver):
@@ -61,7 +61,7 @@ class EmulatingDriver(CompileOnlyDriver):
         return f"emulator:{self.target.arch}:{id(self)}"
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        machine = Machine(parse(self._edit(_compiled_file(metadata, "ptx").read_text())), observer=self._observer)
+        machine = Machine(parse(self._edit(compiled_file(metadata, "ptx").read_text())), observer=self._observer)
         names = [name for name, kind in source.signature.items() if kind != "constexpr"]
         places = [source.fn.arg_names.index(name) for name in names]
 
@@ -79,7 +79,7 @@ class EmulatingDriver(CompileOnlyDriver):
         return launch
 
 
-def _compiled_file(metadata: Any, kind: str) -> Path:
+def compiled_file(metadata: Any, kind: str) -> Path:
     from triton.runtime.cache import get_cache_manager
 
     files = get_cache_manager(metadata.hash).get_group(f"{metadata.name[:150]}.json") or {}

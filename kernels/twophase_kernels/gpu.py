@@ -13,9 +13,15 @@ from twophase_kernels._triton import mode, triton
 Generation = Literal["cpu", "ampere", "ada", "hopper", "cdna"]
 
 
-@lru_cache
 def num_multiprocessors(device: torch.device) -> int:
     """Multiprocessors (SMs) of a GPU; 1 for a CPU, which needs no more programs than it has sequences and heads."""
+    if device.type == "meta":  # compiled ahead of time, for a GPU whose stand-in driver may say
+        return getattr(triton.runtime.driver.active, "num_multiprocessors", 1)
+    return _multiprocessors_of_device(device)
+
+
+@lru_cache
+def _multiprocessors_of_device(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 

@@ -68,7 +68,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """
     if codes.ndim != 2 or codes.is_floating_point() or codes.is_complex() or codes.shape[1] == 0:
         raise ValueError(f"codes must be integers [O, I] with I > 0, got {codes.dtype} {tuple(codes.shape)}.")
-    lowest, highest = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 0)
+    lowest, highest = (int(codes.min()), int(codes.max())) if codes.numel() and not codes.is_meta else (0, 0)
     half = 2 ** (bits - 1)
     if not (-half <= lowest and highest < half) and not (bits == 4 and lowest >= 0 and highest < 16):
         unsigned = " (without minima) or from 0 to 15 (with minima)" if bits == 4 else ""

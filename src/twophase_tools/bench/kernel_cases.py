@@ -144,7 +144,8 @@ class CaseTable:
             }
 
         label = f"B={batch_size}, {num_keys:,} keys, {kv_format} cache"
-        return KernelCase("paged_decode", label, work, make_variants, self.tolerance, only_reads=True)
+        chunks = tuple((1, length) for length in seq_lens)
+        return KernelCase("paged_decode", label, work, make_variants, self.tolerance, only_reads=True, chunks=chunks)
 
     def attention(self, chunks: tuple[tuple[int, int], ...], label: str) -> KernelCase:
         """`chunks`: per sequence, the tokens to compute and all its tokens."""
@@ -167,7 +168,7 @@ class CaseTable:
 
             return {OURS: lambda: Variant(ours)} | attention_rivals(batch, may_compile=self.may_compile)
 
-        return KernelCase(kernel.__name__, label, work, make_variants, self.tolerance, only_reads=few)
+        return KernelCase(kernel.__name__, label, work, make_variants, self.tolerance, few, chunks)
 
     @property
     def _heads(self) -> tuple[int, int, int]:

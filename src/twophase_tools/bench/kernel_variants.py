@@ -48,6 +48,7 @@ class KernelCase:
         make_variants: Allocates the inputs and returns name -> how to make that contender, ours first.
         tolerance: How far a right answer may be from ours (see `difference`).
         only_reads: Whether it writes next to nothing, so that reading, not copying, is its roof.
+        chunks: Attention's (tokens to compute, tokens with those before) per sequence.
     """
 
     kernel: str
@@ -56,6 +57,7 @@ class KernelCase:
     make_variants: Callable[[], dict[str, MakeVariant]]
     tolerance: float
     only_reads: bool = False
+    chunks: tuple[tuple[int, int], ...] = ()
 
 
 def compiled(function: Callable[[], Any], **options: Any) -> Callable[[], Any]:

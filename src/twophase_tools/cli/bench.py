@@ -44,6 +44,9 @@ def add_parser(subparsers: Any) -> None:
     subjects = bench.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     _add_engine(subjects.add_parser("engine", help="against transformers and vLLM on the same weights"))
     _add_kernels(subjects.add_parser("kernels", help="each Triton kernel against torch; needs CUDA"))
+    _add_predict(
+        subjects.add_parser("predict", help="how long each Triton kernel should take on an H100; needs no GPU")
+    )
     for name, said in TECHNIQUES.items():
         _add_technique(name, subjects.add_parser(name, help=said))
     _add_quality(
@@ -59,7 +62,7 @@ def add_parser(subparsers: Any) -> None:
     )
     for name, parser in subjects.choices.items():
         add_json(parser)
-        if name not in ("quality", "serve"):
+        if name not in ("quality", "serve", "predict"):
             parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
 
 
@@ -145,6 +148,31 @@ def _kernels(args: argparse.Namespace) -> int:
     for problem in report.problems:
         say(f"problem: {problem}")
     return 1 if report.problems else 0
+
+
+def _add_predict(predict: argparse.ArgumentParser) -> None:
+    predict.add_argument("--gpu", choices=("h100", "h200"), default="h100", help="which, as SXM (default: h100)")
+    predict.add_argument("--results", metavar="FOLDER", help="also write <date>-nvidia-<gpu>-predicted.json there")
+    said = "instead: a results file of `bench kernels` against a file of predictions"
+    predict.add_argument("--score", nargs=2, metavar=("MEASURED", "PREDICTED"), help=said)
+    predict.set_defaults(run=_predict)
+
+
+def _predict(args: argparse.Namespace) -> int:
+    from twophase_tools.bench.time_model.predict import predict, save, to_text
+    from twophase_tools.bench.time_model.score import score, score_text
+
+    if args.score:
+        try:
+            found = score(*(json.loads(read_text("--score", file)) for file in args.score))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"--score takes two files of JSON: {error}.") from error
+    else:
+        found = predict(args.gpu)
+        if args.results is not None:
+            say(f"wrote {save(found, Path(args.results))}")
+    print(json.dumps(found, indent=2) if args.json else (score_text if args.score else to_text)(found))
+    return 0
 
 
 def _add_technique(name: str, technique: argparse.ArgumentParser) -> None:
