@@ -43,7 +43,6 @@ class LookAhead:
         max_model_len: Tokens of the longest sequence.
 
     Attributes:
-        is_wanted: Whether to begin the next step; `Room` says so of each. (A drafter would make it another step.)
         num_begun, num_used: Steps begun ahead, and those that the next step took.
     """
 
@@ -52,8 +51,12 @@ class LookAhead:
         self._block_size, self._num_groups = block_size, num_groups
         self._latest: Sequence[ScheduledChunk] | None = None
         self._ahead: _Ahead | None = None
-        self.is_wanted = False
+        self._is_wanted = False
         self.num_begun = self.num_used = 0
+
+    def begin_step(self, is_wanted: bool) -> None:
+        """A step is planned; whether the next one may begin ahead. (A drafter would make it another one.)"""
+        self._latest, self._is_wanted = None, is_wanted
 
     def take(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
         """The hidden states of these decodes, if they were begun; else None. At most once."""
@@ -65,8 +68,9 @@ class LookAhead:
         if not all(row >= 0 and _reads(chunk, ahead.chunks[row]) for chunk, row in zip(chunks, rows, strict=True)):
             return None
         self.num_used += 1
-        is_prefix = rows == list(range(len(rows)))
-        return ahead.hidden[: len(rows)] if is_prefix else ahead.hidden[torch.tensor(rows, device=ahead.hidden.device)]
+        if rows == list(range(len(rows))):
+            return ahead.hidden[: len(rows)]
+        return torch.stack([ahead.hidden[row] for row in rows])  # a list as an index would be sent, and waited for
 
     def note(self, chunks: Sequence[ScheduledChunk]) -> None:
         """These decodes were run."""
@@ -75,8 +79,7 @@ class LookAhead:
     def begin(self, token_ids: Int[Tensor, "T"]) -> None:
         """Queue the step after the one that was noted; `token_ids` are its tokens, on the device."""
         chunks, self._latest = self._latest, None
-        is_wanted, self.is_wanted = self.is_wanted, False
-        if chunks is None or not is_wanted or not all(_is_plain(chunk) for chunk in chunks):
+        if chunks is None or not self._is_wanted or not all(_is_plain(chunk) for chunk in chunks):
             return
         following = [chunk._replace(start=chunk.start + 1, block_ids=list(chunk.block_ids)) for chunk in chunks]
         if any(chunk.start >= min(self._num_slots(chunk), self._max_model_len) for chunk in following):
@@ -110,7 +113,7 @@ class Room:
     def draft(self, plan: StepPlan, scheduler: Scheduler, *_: Any) -> StepPlan:
         """The plan, with a free slot behind each decode where there is one; as it is beside a prompt, which has no
         graph of a whole step."""
-        self._ahead.is_wanted = not plan.prefills
+        self._ahead.begin_step(is_wanted=not plan.prefills)
         return plan if plan.prefills else with_drafts(with_room(plan, scheduler, 1), scheduler, {})
 
     def forget(self, seq_id: int) -> None:

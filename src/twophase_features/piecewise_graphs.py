@@ -46,8 +46,6 @@ class _Pieces(NamedTuple):
 
     graphs: list[Any]
     inputs: PackedBatch
-    queries: list[Float[Tensor, "T H D"]]
-    attended: list[Float[Tensor, "T H D"]]
     hidden: Float[Tensor, "T N"]
 
 
@@ -55,12 +53,16 @@ class _Pieces(NamedTuple):
 class PiecewiseGraphs:
     """The pieces of one model over one cache, by number of tokens. Only `DecodeGraphs` uses it.
 
-    A number of tokens whose capture fails is logged once, and such steps run eagerly from then on.
+    Queries go to attention, and its result to the next piece, through two buffers that all layers share. A number of
+    tokens whose capture fails is logged once, and such steps run eagerly from then on.
     """
 
     def __init__(self, model: LlamaModel, kv_cache: KVCache, way: Way) -> None:
         self._model, self._kv_cache, self._way = model, kv_cache, way
         self._pieces: dict[int, _Pieces | None] = {}
+        shape = (2, way.max_piece_tokens, model.config.num_heads, model.config.head_dim)
+        # Zeros, so that of padding no number is NaN.
+        self._queries, self._attended = torch.zeros(shape, dtype=model.weights.dtype, device=model.device)
 
     def capture_all(self) -> None:
         """Capture every number of tokens, the largest first."""
@@ -85,9 +87,9 @@ class PiecewiseGraphs:
         for name in ("token_ids", "positions", "slots"):
             pieces.inputs.arrays[name][..., :num_tokens].copy_(packed.arrays[name][..., :num_tokens])
         *firsts, last = pieces.graphs
-        for graph, q, out, kv in zip(firsts, pieces.queries, pieces.attended, cache.layers, strict=True):
+        for graph, kv in zip(firsts, cache.layers, strict=True):
             graph.replay()
-            out[:num_tokens].copy_(backend.attend(q[:num_tokens], kv, plan))
+            self._attended[:num_tokens].copy_(backend.attend(self._queries[:num_tokens], kv, plan))
         last.replay()
         hidden = pieces.hidden[:num_tokens]
         return hidden, hidden[packed.arrays["rows"]]
@@ -109,19 +111,16 @@ class PiecewiseGraphs:
         inputs.arrays["slots"].fill_(-1)  # no K and V are written by the captures
         self._way.warm_up(lambda: self._forward(inputs, torch.zeros_like))
         with contextlib.ExitStack() as open_capture:
-            queries: list[Tensor] = []
-            attended: list[Tensor] = []
 
             def attend(q: Tensor) -> Tensor:
+                self._queries[:num_tokens].copy_(q)
                 open_capture.close()
-                queries.append(q)
-                attended.append(torch.zeros_like(q))  # of padding it stays zero, so that no row becomes NaN
                 graphs.append(open_capture.enter_context(self._way.capture()))
-                return attended[-1]
+                return self._attended[:num_tokens]
 
             graphs.append(open_capture.enter_context(self._way.capture()))
             hidden = self._forward(inputs, attend)
-        return _Pieces(graphs, inputs, queries, attended, hidden)
+        return _Pieces(graphs, inputs, hidden)
 
     def _forward(self, inputs: PackedBatch, attend: Callable[[Tensor], Tensor]) -> Float[Tensor, "T N"]:
         """The model's forward pass, with `attend` in place of attention."""

@@ -149,8 +149,8 @@ def check_taking(module):
 
     def begun(block_size=4, is_wanted=True):
         ahead = module.LookAhead(lambda chunks, token_ids: hidden, block_size, 1, 100)
+        ahead.begin_step(is_wanted)
         ahead.note(chunks)
-        ahead.is_wanted = is_wanted
         ahead.begin(torch.tensor([1, 2, 3]))
         return ahead
 
@@ -161,6 +161,11 @@ def check_taking(module):
     for change in OTHERS:
         assert begun().take([following[0], following[1]._replace(**change)]) is None, change
     assert begun(is_wanted=False).num_begun == 0, "a drafter's step would be another one"
+    ahead = begun()
+    ahead.note(chunks)
+    ahead.begin_step(True)
+    ahead.begin(torch.tensor([1, 2, 3]))
+    assert ahead.num_begun == 1, "the chunks are those of the step before"
     assert begun(block_size=3).num_begun == 0, "there is no slot"
 
 
@@ -193,12 +198,13 @@ MUTANTS = [
     ("no room", AHEAD, "return plan if plan.prefills else with_drafts", "return plan if True else with_drafts", "greedy"),
     ("the room is taken back", "twophase.scheduling.planner", "table.num_tokens - 1:\n            self.cache.truncate(table, num_computed + 1)", "table.num_tokens:\n            self.cache.truncate(table, num_computed)", "greedy"),
     ("beyond the last block", AHEAD, "min(self._num_slots(chunk), self._max_model_len)", "self._max_model_len", "pressure"),
-    ("rows of the first sequences", AHEAD, "is_prefix = rows == list(range(len(rows)))", "is_prefix = True", "greedy"),
+    ("rows of the first sequences", AHEAD, "if rows == list(range(len(rows))):", "if True:", "greedy"),
     ("any position", AHEAD, "chunk.start == begun.start and ", "", "taking"),
     ("any blocks", AHEAD, " and list(chunk.block_ids[: len(begun.block_ids)]) == begun.block_ids", "", "taking"),
     ("a step ahead is used twice", AHEAD, "ahead, self._ahead, self._latest = self._ahead, None, None", "ahead, self._latest = self._ahead, None", "taking"),
     ("any sequence", AHEAD, "row_of.get(chunk.seq_id, -1)", "row_of.get(chunk.seq_id, 1)", "taking"),
-    ("beside a drafter", AHEAD, " or not is_wanted", "", "taking"),
+    ("chunks of the step before", AHEAD, "self._latest, self._is_wanted = None, is_wanted", "self._is_wanted = is_wanted", "taking"),
+    ("beside a drafter", AHEAD, " or not self._is_wanted", "", "taking"),
     ("with drafts", AHEAD, "chunk.num_samples == 1 and not chunk.num_drafts and ", "chunk.num_samples == 1 and ", "taking"),
     ("several tokens", AHEAD, " and len(chunk.token_ids) == 1\n", "\n", "taking"),
 ]  # fmt: skip
