@@ -1607,7 +1607,9 @@ ahead.draw_timeline(devices, num_steps=7)
 # price is a token for each stream that ends by a stop token, and time for the guided answer, which is in every second
 # step only. (vLLM does better: it launches the guided stream as well, and computes the mask while the step runs, [in
 # time for the sampling](https://github.com/vllm-project/vllm/pull/26866).) Nothing here speeds up the scheduler; its
-# time is hidden.
+# time is hidden. This engine does it below the scheduler: on a GPU it queues [the next forward pass of the same
+# sequences](../src/twophase_features/look_ahead.py) before it waits for their tokens, and plans afterwards. So masks
+# know every token, and a request that joins costs a pass.
 #
 # Most bugs of this mechanism are of three kinds: a placeholder taken for a token
 # ([vLLM #46899](https://github.com/vllm-project/vllm/pull/46899)), a block given back while a step in flight still

@@ -130,7 +130,7 @@ def decode_graphs(model: LlamaModel, kv_cache: KVCache, max_model_len: int) -> "
 
 @final
 class DecodeGraphs:
-    """Graphs of one model over one cache, captured when first needed. Only the runner uses it.
+    """Graphs of one model over one cache, captured by `capture_all` or when first needed. Only the runner uses it.
 
     A shape whose capture fails is logged once, and its decodes run eagerly from then on.
 
