@@ -45,11 +45,13 @@ _UNSUPPORTED = {
 
 
 async def _answer(call: Call) -> Response:
-    fields, service, tools = call.fields, call.service, chat_tools(call.fields)
+    fields, service, forms = call.fields, call.service, forms_of(call.fields)
+    tools = chat_tools(fields, forms["response_format"])
+    if tools.form is not None:  # which contains the other
+        forms |= {"response_format": None, "tools": tools.form}
     prompt = await service.render(fields, lambda: read_messages(fields["messages"], tools.prompt))
     service.require_length(len(prompt))
     max_tokens = _max_tokens(fields, len(prompt), service)
-    forms = {**forms_of(fields), "tools": tools.form}
     params = sampling_params(fields, forms, logprobs=_num_logprobs(fields), max_tokens=max_tokens)
     return await answer(call, [prompt], ChatFormat(call, params))
 

@@ -101,7 +101,11 @@ class Tools:
 
 
 def read_tools(
-    functions: Sequence[Mapping[str, Any]], asked: Any, is_parallel: bool = True, max_calls: int = MAX_CALLS
+    functions: Sequence[Mapping[str, Any]],
+    asked: Any,
+    is_parallel: bool = True,
+    max_calls: int = MAX_CALLS,
+    answer: StructuredOutputs | None = None,
 ) -> Tools:
     """The functions that the output may call.
 
@@ -109,6 +113,7 @@ def read_tools(
         functions: Each with its name and perhaps a description and parameters.
         asked: tool_choice: a mode, or the name of the only function that may be called, and must be; None: auto.
         is_parallel: Whether the output may have several calls.
+        answer: The form of an output that calls nothing, as of `json_form`; None: any text.
 
     Raises:
         ApiError: 400, the choice asks for a function that is not in the list, or a function is wrong.
@@ -131,19 +136,21 @@ def read_tools(
             functions={each["name"]: _parameters(each) for each in allowed},
             is_required=mode != "auto",
             max_calls=max_calls if is_parallel and mode != "named" else 1,
+            answer=answer and answer.json,
         )
     except InvalidRequestError as error:
         raise invalid(str(error), "tools") from error
     return Tools(functions, structured(tool_calls=calls))
 
 
-def chat_tools(fields: Mapping[str, Any]) -> Tools:
+def chat_tools(fields: Mapping[str, Any], answer: StructuredOutputs | None = None) -> Tools:
     """The tools of a chat's fields. Raises as `read_tools`."""
     asked = fields.get("tool_choice")
     return read_tools(
         [each["function"] for each in fields.get("tools", ())],
         asked["function"]["name"] if isinstance(asked, dict) else asked,
         fields.get("parallel_tool_calls", True),
+        answer=answer,
     )
 
 
