@@ -19,7 +19,7 @@ from twophase_server.logprobs import chat_logprobs
 from twophase_server.messages import MESSAGES, read_messages
 from twophase_server.sampling import COMMON, COMMON_UNSUPPORTED, SAMPLING, forms_of, sampling_params
 from twophase_server.service import Service
-from twophase_server.tools import CHAT_TOOL_FIELDS, chat_tools
+from twophase_server.tools import CHAT_TOOL_FIELDS, read_tools
 
 _FIELDS: Mapping[str, Reader] = {
     **COMMON,
@@ -46,7 +46,7 @@ _UNSUPPORTED = {
 
 async def _answer(call: Call) -> Response:
     fields, service, forms = call.fields, call.service, forms_of(call.fields)
-    tools = chat_tools(fields, forms["response_format"])
+    tools = read_tools(fields, forms["response_format"])
     if tools.form is not None:  # which contains the other
         forms |= {"response_format": None, "tools": tools.form}
     prompt = await service.render(fields, lambda: read_messages(fields["messages"], tools.prompt))

@@ -94,6 +94,13 @@ def test_calls(ask, options):
     assert collected(ask(**options, stream=True)) == ("", calls, ["tool_calls"])
 
 
+@pytest.mark.parametrize("name", ["none", "auto"])
+def test_a_function_may_have_a_modes_name(ask, name):
+    choice = {"type": "function", "function": {"name": name}}
+    (call,) = ask(tools=[*TOOLS, tool(name)], tool_choice=choice).choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == (name, {})
+
+
 def test_a_form_of_the_answer_besides_tools(ask):
     form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
     for seed in range(8):
