@@ -137,7 +137,7 @@ def read_tools(fields: Mapping[str, Any], answer: StructuredOutputs | None = Non
 
 
 def _bare(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What chats have in `function`, and Responses beside `type`."""
+    """The fields that chats have in `function`, and Responses beside `type`."""
     return {name: value for name, value in given.get("function", given).items() if name != "type"}
 
 
