@@ -19,7 +19,7 @@ from twophase_server.logprobs import chat_logprobs
 from twophase_server.messages import MESSAGES, read_messages
 from twophase_server.sampling import COMMON, COMMON_UNSUPPORTED, SAMPLING, forms_of, sampling_params
 from twophase_server.service import Service
-from twophase_server.tools import CHAT_TOOL_FIELDS, chat_tools
+from twophase_server.tools import CHAT_TOOL_FIELDS, read_tools
 
 _FIELDS: Mapping[str, Reader] = {
     **COMMON,
@@ -45,11 +45,13 @@ _UNSUPPORTED = {
 
 
 async def _answer(call: Call) -> Response:
-    fields, service, tools = call.fields, call.service, chat_tools(call.fields)
+    fields, service, forms = call.fields, call.service, forms_of(call.fields)
+    tools = read_tools(fields, forms["response_format"])
+    if tools.form is not None:  # which contains the other
+        forms |= {"response_format": None, "tools": tools.form}
     prompt = await service.render(fields, lambda: read_messages(fields["messages"], tools.prompt))
     service.require_length(len(prompt))
     max_tokens = _max_tokens(fields, len(prompt), service)
-    forms = {**forms_of(fields), "tools": tools.form}
     params = sampling_params(fields, forms, logprobs=_num_logprobs(fields), max_tokens=max_tokens)
     return await answer(call, [prompt], ChatFormat(call, params))
 

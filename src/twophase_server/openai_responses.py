@@ -6,7 +6,7 @@ from typing import Any
 from starlette.responses import Response
 
 from twophase.core.request import MAX_LOGPROBS
-from twophase_features.structured_outputs.tool_calls import MAX_CALLS, Call
+from twophase_features.structured_outputs.tool_calls import Call
 from twophase_server.answering import answer
 from twophase_server.endpoint import Call as Request
 from twophase_server.endpoint import Endpoint
@@ -27,7 +27,7 @@ from twophase_server.messages import MAX_LISTED, Content, Conversation, Messages
 from twophase_server.openai_chat import default_max_tokens
 from twophase_server.response_format import ResponseFormat
 from twophase_server.sampling import IGNORED, SAMPLING, SCHEDULING, SCHEMA_FIELDS, json_form, sampling_params
-from twophase_server.tools import FUNCTION, FUNCTION_TYPE, MAX_TOOLS, NAME_OF_FUNCTION, ToolChoice, Tools, read_tools
+from twophase_server.tools import FUNCTION, FUNCTION_TYPE, MAX_TOOLS, NAME_OF_FUNCTION, ToolChoice, read_tools
 
 _STORES_NOTHING = "nothing is stored; send the whole conversation in input"
 _CONTENT = Content(("input_text", "output_text", "text"), ignored=("annotations", "logprobs"))
@@ -119,14 +119,16 @@ _TABLE = Table(
 
 
 async def _answer(call: Request) -> Response:
-    fields, tools = call.fields, _tools(call.fields)
+    fields = call.fields
+    asked = fields.get("text", {}).get("format", {"type": "text"})
+    form = json_form(asked["type"], asked.get("schema"), "text.format.schema")
+    tools = read_tools(fields, form)
     prompt = await call.service.render(fields, lambda: _messages(fields, tools.prompt))
     call.service.require_length(len(prompt))
-    form = fields.get("text", {}).get("format", {"type": "text"})
     wants_logprobs = _LOGPROBS in fields.get("include", ()) or "top_logprobs" in fields
     params = sampling_params(
         fields,
-        {"text.format": json_form(form["type"], form.get("schema"), "text.format.schema"), "tools": tools.form},
+        {"text.format": tools.form or form},
         logprobs=fields.get("top_logprobs", 0) if wants_logprobs else None,
         max_tokens=fields.get("max_output_tokens") or default_max_tokens(call.service, len(prompt)),
     )
@@ -135,16 +137,6 @@ async def _answer(call: Request) -> Response:
 
 
 responses = Endpoint(_answer, _TABLE)
-
-
-def _tools(fields: Mapping[str, Any]) -> Tools:
-    asked = fields.get("tool_choice")
-    return read_tools(
-        [{name: value for name, value in each.items() if name != "type"} for each in fields.get("tools", ())],
-        asked["name"] if isinstance(asked, dict) else asked,
-        fields.get("parallel_tool_calls", True),
-        min(MAX_CALLS, fields.get("max_tool_calls", MAX_CALLS)),
-    )
 
 
 def _messages(fields: Mapping[str, Any], system: str) -> Messages:

@@ -9,7 +9,7 @@ from twophase_server.endpoint import Call, Endpoint
 from twophase_server.errors import invalid
 from twophase_server.fields import ANY_TEXT, FLAG, NAME, TOKEN_ID, Field, Table, read_ints
 from twophase_server.messages import MESSAGES, read_messages
-from twophase_server.tools import CHAT_TOOLS, chat_tools
+from twophase_server.tools import CHAT_TOOLS, read_tools
 
 _FLAGS = ("special_tokens_in_content", "add_special_tokens", "add_generation_prompt", "return_token_strs")
 _IDS = Field(
@@ -34,7 +34,7 @@ async def _tokenize(call: Call) -> Response:
     if "prompt" in fields:
         tokens = await service.encode(fields["prompt"], fields.get("add_special_tokens", True))
     else:
-        tools = chat_tools(fields).prompt
+        tools = read_tools(fields).prompt
         tokens = await service.render(fields, lambda: read_messages(fields["messages"], tools))
     texts = None
     if fields.get("return_token_strs"):

@@ -100,51 +100,45 @@ class Tools:
         return _PROMPT.format(signatures="\n".join(signatures)) if self.functions else ""
 
 
-def read_tools(
-    functions: Sequence[Mapping[str, Any]], asked: Any, is_parallel: bool = True, max_calls: int = MAX_CALLS
-) -> Tools:
+def read_tools(fields: Mapping[str, Any], answer: StructuredOutputs | None = None) -> Tools:
     """The functions that the output may call.
 
     Args:
-        functions: Each with its name and perhaps a description and parameters.
-        asked: tool_choice: a mode, or the name of the only function that may be called, and must be; None: auto.
-        is_parallel: Whether the output may have several calls.
+        fields: A request's, as chats or as Responses have them.
+        answer: The form of an output that calls nothing, as of `json_form`; None: any text.
 
     Raises:
         ApiError: 400, the choice asks for a function that is not in the list, or a function is wrong.
     """
+    functions, asked = [_bare(each) for each in fields.get("tools", ())], fields.get("tool_choice", "auto")
     names = [each["name"] for each in functions]
     if len(set(names)) < len(names):
         raise invalid(f"tools must have different names, got {', '.join(names)[:200]}.", "tools")
-    mode = "auto" if asked is None else asked if asked in MODES else "named"
-    if mode == "named" and asked not in names:
+    named = _bare(asked)["name"] if isinstance(asked, dict) else None
+    if named is not None and named not in names:
         raise invalid(
-            f"tool_choice must name one of the tools ({', '.join(names)[:200]}), got {asked!r}.", "tool_choice"
+            f"tool_choice must name one of the tools ({', '.join(names)[:200]}), got {named!r}.", "tool_choice"
         )
-    if mode == "required" and not functions:
+    if asked == "required" and not functions:
         raise invalid("tool_choice 'required' needs tools.", "tool_choice")
-    if mode == "none" or not functions:
+    if asked == "none" or not functions:
         return Tools()
-    allowed = [each for each in functions if mode != "named" or each["name"] == asked]
+    is_single = named is not None or not fields.get("parallel_tool_calls", True)
     try:
         calls = ToolCalls(
-            functions={each["name"]: _parameters(each) for each in allowed},
-            is_required=mode != "auto",
-            max_calls=max_calls if is_parallel and mode != "named" else 1,
+            functions={each["name"]: _parameters(each) for each in functions if named in (None, each["name"])},
+            is_required=asked != "auto",
+            max_calls=1 if is_single else min(MAX_CALLS, fields.get("max_tool_calls", MAX_CALLS)),
+            answer=answer and answer.json,
         )
     except InvalidRequestError as error:
         raise invalid(str(error), "tools") from error
     return Tools(functions, structured(tool_calls=calls))
 
 
-def chat_tools(fields: Mapping[str, Any]) -> Tools:
-    """The tools of a chat's fields. Raises as `read_tools`."""
-    asked = fields.get("tool_choice")
-    return read_tools(
-        [each["function"] for each in fields.get("tools", ())],
-        asked["function"]["name"] if isinstance(asked, dict) else asked,
-        fields.get("parallel_tool_calls", True),
-    )
+def _bare(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that chats have in `function`, and Responses beside `type`."""
+    return {name: value for name, value in given.get("function", given).items() if name != "type"}
 
 
 def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -63,6 +63,14 @@ def test_text_is_accepted_unless_a_call_is_required(text):
 
 
 @pytest.mark.parametrize("is_required", [False, True])
+def test_an_answer_of_a_form_in_place_of_calls(is_required):
+    grammar = grammar_of(is_required=is_required, answer=WEATHER | {"additionalProperties": False})
+    answer = '{"city": "Paris"}'
+    texts = [joined(PARIS, NOTHING), answer, "Hello!", "{}", f"{answer}\n{written(PARIS)}", written(Call("f", answer))]
+    assert [grammar.accepts(text) for text in texts] == [True, not is_required, False, False, False, False]
+
+
+@pytest.mark.parametrize("is_required", [False, True])
 @pytest.mark.parametrize("max_calls", [1, 2])
 def test_number_of_calls(is_required, max_calls):
     grammar = grammar_of(is_required=is_required, max_calls=max_calls)
@@ -76,6 +84,7 @@ def test_number_of_calls(is_required, max_calls):
         ({"functions": {"a b": WEATHER}}, "a function's name must match"),
         ({"functions": {"f": {"type": "string"}}}, "the parameters of f must be a JSON Schema of type 'object'"),
         ({"functions": {"f": {"type": "object", "x": {1}}}}, "this is not JSON"),
+        ({"answer": "x"}, "the answer's form must be a JSON Schema"),
         ({"max_calls": 17}, "max_calls must be a whole number >= 1 and <= 16, got 17"),
     ],
 )

@@ -159,6 +159,8 @@ def test_json_of_a_schema(ask):
     found = ask(text=form, extra_body={"seed": 1})
     assert json.loads(found.output_text)["city"] in CITY["enum"]
     assert found.text.format.name == "place"
+    forced = ask(text=form, tools=FLAT, tool_choice="required", extra_body={"seed": 1})  # calls have their own form
+    assert {item.type for item in forced.output} == {"function_call"}
 
 
 BAD = {
@@ -176,7 +178,6 @@ BAD = {
     "a search": ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be one of function"),
     "a chat's limit": ({"max_tokens": 2}, "max_tokens", "Did you mean"),
     "a form without a schema": ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "requires type 'json_schema'"),
-    "two forms": ({"text": {"format": {"type": "json_object"}}, "tools": FLAT}, None, "text.format and tools both constrain the text"),
 }  # fmt: skip
 
 

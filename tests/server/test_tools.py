@@ -94,6 +94,23 @@ def test_calls(ask, options):
     assert collected(ask(**options, stream=True)) == ("", calls, ["tool_calls"])
 
 
+@pytest.mark.parametrize("name", ["none", "auto"])
+def test_a_function_may_have_a_modes_name(ask, name):
+    choice = {"type": "function", "function": {"name": name}}
+    (call,) = ask(tools=[*TOOLS, tool(name)], tool_choice=choice).choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == (name, {})
+
+
+def test_a_form_of_the_answer_besides_tools(ask):
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    for seed in range(8):
+        (choice,) = ask(response_format=form, seed=seed).choices
+        assert bool(choice.message.tool_calls) == (choice.finish_reason == "tool_calls")
+        assert choice.message.tool_calls or json.loads(choice.message.content) in CITY["enum"]
+    assert ask(response_format=form, tool_choice=NAMED).choices[0].message.tool_calls[0].function.name == "get_time"
+    assert json.loads(ask(response_format=form, tool_choice="none").choices[0].message.content) in CITY["enum"]
+
+
 def test_several_choices_and_logprobs(ask):
     answer = ask(tool_choice=NAMED, n=2, logprobs=True)
     assert [choice.finish_reason for choice in answer.choices] == ["tool_calls"] * 2
@@ -175,7 +192,7 @@ BAD = {
     "a choice of nothing": ({"tools": [], "tool_choice": "required"}, "tool_choice", "'required' needs tools"),
     "a choice that is none": ({"tool_choice": "any"}, "tool_choice", "must be one of none, auto, required, or name a function, got 'any'"),
     "a choice of a stranger": ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "must name one of the tools (get_weather, get_time), got 'f'"),
-    "a form besides": ({"response_format": {"type": "json_object"}}, None, "response_format and tools both constrain the text"),
+    "a form besides": ({"structured_outputs": {"regex": "a"}}, None, "structured_outputs and tools both constrain the text"),
     "what contradicts": ({"ignore_eos": True}, None, "structured_outputs and ignore_eos=True contradict"),
     "older names": ({"functions": [{"name": "f"}]}, "functions", "use tools"),
     "a result of no call": ({"messages": [*HI, {"role": "tool", "tool_call_id": "x", "content": ""}]}, "messages[1].tool_call_id", "must be the id of a call before it, got 'x'"),

@@ -41,6 +41,7 @@ class ToolCalls:
             lists its properties has no others, unless `additionalProperties` says so.
         is_required: The output is calls alone; else it is any text, after which calls may follow.
         max_calls: Calls in one output.
+        answer: The JSON Schema of an output that calls nothing, in place of any text; kept as JSON text.
 
     Raises:
         InvalidRequestError: There is no function; or a name, a schema or the number is wrong.
@@ -49,6 +50,7 @@ class ToolCalls:
     functions: Any  # Mapping[str, Mapping[str, Any]], or the pairs of one
     is_required: bool = False
     max_calls: int = MAX_CALLS
+    answer: Any = None
 
     def __post_init__(self) -> None:
         checked("max_calls", self.max_calls, whole_number(at_least=1, at_most=MAX_CALLS))
@@ -56,6 +58,8 @@ class ToolCalls:
         if not pairs:
             raise InvalidRequestError("tool calls need at least one function.")
         object.__setattr__(self, "functions", pairs)
+        if self.answer is not None:
+            object.__setattr__(self, "answer", json.dumps(read_schema("the answer's form", self.answer)))
 
     def grammar(self, as_library_enforces: Callable[[str], dict[str, Any]]) -> str:
         """The output's grammar in llguidance's JSON, with a grammar of its own for each function's arguments.
@@ -68,14 +72,17 @@ class ToolCalls:
         opening, closing = json.dumps(OPENING), json.dumps(CLOSING)
         more = f'("\\n" {opening} call){{0,{self.max_calls - 1}}}' if self.max_calls > 1 else ""
         lark = [f"call: ({calls}) {closing}"]
+        schemas = [(f"arguments_{i}", schema) for i, (_, schema) in enumerate(self.functions)]
         if self.is_required:
             lark += [f"start: {opening} call {more}"]
+        elif self.answer is not None:
+            lark += [f"start: @answer | {opening} call {more}"]
+            schemas += [("answer", self.answer)]
         else:
             # A lazy head ends where the first opening does, so no text has an opening and then no call.
             lark += [f"start: TEXT | head call {more}", f"head[lazy]: TEXT {opening}", "TEXT: /(.|\\n)*/"]
         grammars: list[dict[str, Any]] = [{"name": "calls", "lark_grammar": "\n".join(lark)}]
-        for i, (_, schema) in enumerate(self.functions):
-            grammars.append({"name": f"arguments_{i}", "json_schema": as_library_enforces(schema)})
+        grammars += [{"name": name, "json_schema": as_library_enforces(schema)} for name, schema in schemas]
         return json.dumps({"grammars": grammars})
 
 
