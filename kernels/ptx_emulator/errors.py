@@ -19,11 +19,11 @@ class EmulationError(RuntimeError):
 
 
 class MemoryFault(EmulationError):
-    """An address outside of every tensor, or not a multiple of the access's size."""
+    """An address outside of every tensor, not a multiple of the access's size, or read and never written."""
 
 
 class RaceError(EmulationError):
-    """Shared memory used by two warps, or by the hardware and a warp, with nothing that orders them."""
+    """Memory used by two warps, two blocks, or the hardware and a warp, with nothing that orders them."""
 
 
 class NotCoveredError(EmulationError):

@@ -1,20 +1,24 @@
 """Matrix instructions: ldmatrix and stmatrix, mma.sync of a warp, wgmma of four warps.
 
-How fragments lie in registers: PTX ISA 9.7.14.5 (mma.m16n8k16), 9.7.15.5 (wgmma). Products are summed in fp32.
+How fragments lie in registers: PTX ISA 9.7.14.5 (mma.m16n8k16, k32), 9.7.15.5 (wgmma). Products are summed in fp32.
 """
 
+import itertools
 import re
 from dataclasses import dataclass
 
 import numpy as np
 
+from ptx_emulator.bulk import swizzled
 from ptx_emulator.errors import EmulationError, MemoryFault, NotCoveredError, RaceError
-from ptx_emulator.numbers import decode
+from ptx_emulator.numbers import UNSIGNED, bits_of, decode
 from ptx_emulator.ptx import Instruction, Operand
 from ptx_emulator.state import WARP, Execute, State, address_reader, reader
 from ptx_emulator.warps import whole_warps
 
 WARPGROUP = 4 * WARP
+FLOAT8 = ("e4m3", "e5m2")
+MULTIPLIED = {("f16", "f16"), ("bf16", "bf16"), *itertools.product(FLOAT8, FLOAT8)}
 
 
 def load_matrices(instruction: Instruction) -> Execute:
@@ -23,11 +27,11 @@ def load_matrices(instruction: Instruction) -> Execute:
 
     def execute(state: State) -> None:
         whole_warps(state, "ldmatrix")
-        warps = _active_warps(state)
+        warps = state.active_warps()
         rows = _row_lanes(warps, len(targets))
         places = address(state)[rows]
         state.observer.access(state, instruction, rows, places, 16, False)
-        data = state.shared.load(places, state.block_of[rows], state.warp_of[rows], 16)
+        data = state.shared.load(places, state.warp_id[rows], 16)
         matrices = data.view(np.uint16).reshape(len(warps), len(targets), 8, 8)
         if transposed:
             matrices = matrices.transpose(0, 1, 3, 2)
@@ -45,7 +49,7 @@ def store_matrices(instruction: Instruction) -> Execute:
 
     def execute(state: State) -> None:
         whole_warps(state, "stmatrix")
-        warps = _active_warps(state)
+        warps = state.active_warps()
         fragments = np.stack([state.per_lane(values(state)).reshape(-1, WARP)[warps] for values in fetch], 1)
         matrices = fragments.view(np.uint16).reshape(-1, 8, 8)
         if transposed:
@@ -54,7 +58,7 @@ def store_matrices(instruction: Instruction) -> Execute:
         places = address(state)[rows]
         state.observer.access(state, instruction, rows, places, 16, False)
         data = np.ascontiguousarray(matrices).view(np.uint8).reshape(-1, 16)
-        state.shared.store(places, state.block_of[rows], state.warp_of[rows], data)
+        state.shared.store(places, state.warp_id[rows], data)
 
     return execute
 
@@ -66,12 +70,6 @@ def _matrix_operands(instruction: Instruction, registers_at: int):
     if not isinstance(registers, tuple):
         registers = (registers,)
     return registers, address_reader(where), "trans" in instruction.modifiers
-
-
-def _active_warps(state: State) -> np.ndarray:
-    if state.active is None:
-        return np.arange(state.num_lanes // WARP)
-    return np.flatnonzero(state.active.reshape(-1, WARP)[:, 0])
 
 
 def _row_lanes(warps: np.ndarray, num_matrices: int) -> np.ndarray:
@@ -89,11 +87,10 @@ def _spread(values: np.ndarray, warps: np.ndarray, state: State) -> np.ndarray:
 
 
 def multiply_accumulate(instruction: Instruction) -> Execute:
-    """mma.sync.m16n8k16 and m16n8k8 of 16-bit floats: D = A B + C, for one warp."""
-    kinds = instruction.modifiers[-4:]
-    if not {"m16n8k16", "m16n8k8"} & set(instruction.modifiers) or kinds not in (
-        ("f32", k, k, "f32") for k in ("f16", "bf16")
-    ):
+    """mma.sync.m16n8k16 and m16n8k8 of 16-bit floats, m16n8k32 of 8-bit ones: D = A B + C, for one warp."""
+    _, kind_a, kind_b, _ = kinds = instruction.modifiers[-4:]
+    shapes = {"m16n8k32"} if kind_a in FLOAT8 else {"m16n8k16", "m16n8k8"}
+    if not shapes & set(instruction.modifiers) or kinds[::3] != ("f32", "f32") or (kind_a, kind_b) not in MULTIPLIED:
         raise NotCoveredError(f"mma.{'.'.join(instruction.modifiers)}")
     d, a, b, c = instruction.operands
     fetch_a, fetch_b = ([reader(r, "b32") for r in operand] for operand in (a, b))
@@ -101,27 +98,28 @@ def multiply_accumulate(instruction: Instruction) -> Execute:
 
     def execute(state: State) -> None:
         whole_warps(state, "mma.sync")
-        left = fragment_a([f(state) for f in fetch_a], kinds[1], state.num_lanes)
-        right = np.stack([_pairs(f(state), kinds[1], state.num_lanes) for f in fetch_b], 2)
+        left = fragment_a([f(state) for f in fetch_a], kind_a, state.num_lanes)
+        right = np.stack([_runs(f(state), kind_b, state.num_lanes) for f in fetch_b], 2)
         right = right.reshape(len(left), 8, -1)  # [warps, n, k]
-        state.observer.product(2 * left.shape[2] * 16 * 8 * len(_active_warps(state)))
+        state.observer.product(2 * left.shape[2] * 16 * 8 * len(state.active_warps()))
         for target, values, addend in zip(d, fragments_c(left @ right.transpose(0, 2, 1)), fetch_c, strict=True):
             state.write(target, (values + addend(state)).view(np.uint32))
 
     return execute
 
 
-def _pairs(register: np.ndarray, kind: str, num_lanes: int) -> np.ndarray:
-    """A register of two 16-bit numbers per thread -> fp32 [warps, 8 (g), 4 (q), 2]."""
-    halves = np.ascontiguousarray(register if register.ndim else np.broadcast_to(register, num_lanes)).view(np.uint16)
-    return decode(halves, kind).astype(np.float32, copy=False).reshape(-1, 8, 4, 2)
+def _runs(register: np.ndarray, kind: str, num_lanes: int) -> np.ndarray:
+    """A register of e = 2 or 4 numbers of 32 bits together per thread -> fp32 [warps, 8 (g), 4 (q), e]."""
+    whole = np.ascontiguousarray(register if register.ndim else np.broadcast_to(register, num_lanes))
+    numbers = decode(whole.view(UNSIGNED[bits_of(kind)]), kind).astype(np.float32, copy=False)
+    return numbers.reshape(-1, 8, 4, 32 // bits_of(kind))
 
 
 def fragment_a(registers: list[np.ndarray], kind: str, num_lanes: int) -> np.ndarray:
-    """A's registers -> fp32 [warps, 16, k]. Register i: row g + 8 * (i % 2), columns 2q, 2q + 1 of k's half i // 2."""
-    pairs = np.stack([_pairs(r, kind, num_lanes) for r in registers], 1)
-    warps, count = pairs.shape[:2]
-    halves = pairs.reshape(warps, count // 2, 2, 8, 4, 2)  # [warps, k half, row half, g, q, 2]
+    """A's registers -> fp32 [warps, 16, k]. Register i: row g + 8 * (i % 2), columns from eq on of k's half i // 2."""
+    runs = np.stack([_runs(r, kind, num_lanes) for r in registers], 1)
+    warps, count = runs.shape[:2]
+    halves = runs.reshape(warps, count // 2, 2, 8, 4, -1)  # [warps, k half, row half, g, q, e]
     return halves.transpose(0, 2, 3, 1, 4, 5).reshape(warps, 16, -1)
 
 
@@ -140,13 +138,21 @@ def fragments_c(products: np.ndarray) -> np.ndarray:
 class Tile:
     """An operand of wgmma in shared memory, as its 64-bit descriptor says (PTX ISA 9.7.15.5.1.2.2).
 
-    `rows` x `depth` 16-bit elements; `depth` runs along k. Contiguous runs of up to 128 bytes lie along k, or, when
-    `transposed`, along the rows.
+    `rows` x 32 bytes of elements of that `kind`, along k. Contiguous runs of up to 128 bytes lie along k, or, when
+    `transposed` (of 16-bit elements), along the rows.
     """
 
     rows: int
-    depth: int
+    kind: str
     transposed: bool
+
+    @property
+    def element_bytes(self) -> int:
+        return bits_of(self.kind) // 8
+
+    @property
+    def depth(self) -> int:
+        return 32 // self.element_bytes
 
     def places(self, descriptors: np.ndarray) -> np.ndarray:
         """Addresses of the elements, int64 [descriptors, rows, depth]."""
@@ -167,11 +173,9 @@ class Tile:
             elements = span // 2
             offset = i // elements * leading + i % elements * 2 + k // 8 * stride + k % 8 * span
         else:
-            offset = i // 8 * stride + i % 8 * span + k * 2
+            offset = i // 8 * stride + i % 8 * span + k * self.element_bytes
         address = start + offset
-        # Swizzling: within a row, 16-byte chunks change places by the row's number, which lies from bit 7 on.
-        chunks = {128: 7, 64: 3, 32: 1}[span]
-        return address ^ ((address >> 7 & chunks) << 4)
+        return swizzled(address, span)
 
 
 def warpgroup_multiply(instruction: Instruction) -> Execute:
@@ -180,7 +184,7 @@ def warpgroup_multiply(instruction: Instruction) -> Execute:
     if what == "fence":
         return _fence_registers
     if what == "commit_group":
-        return lambda state: state.products.commit(state.blocks)
+        return lambda state: state.products.commit(state.active_warps())
     if what == "wait_group":
         keep = instruction.operands[0].value
         return lambda state: state.products.wait(state, keep)
@@ -189,21 +193,24 @@ def warpgroup_multiply(instruction: Instruction) -> Execute:
 
 def _fence_registers(state: State) -> None:
     state.is_fenced = True
-    state.unfenced.clear()
+    masks = {id(lanes): lanes for lanes in state.unfenced.values()}
+    fenced = {key for key, lanes in masks.items() if state.overlaps(lanes)}
+    state.unfenced = {name: lanes for name, lanes in state.unfenced.items() if id(lanes) not in fenced}
 
 
 def _issue_product(instruction: Instruction) -> Execute:
-    shape = next((re.fullmatch(r"m64n(\d+)k16", m) for m in instruction.modifiers if m.startswith("m64")), None)
-    kinds = instruction.modifiers[-3:]
-    if shape is None or kinds not in (("f32", k, k) for k in ("f16", "bf16")):
+    to, kind_a, kind_b = instruction.modifiers[-3:]
+    depth = 256 // bits_of(kind_a)
+    shape = next((re.fullmatch(rf"m64n(\d+)k{depth}", m) for m in instruction.modifiers if m.startswith("m64")), None)
+    if shape is None or to != "f32" or (kind_a, kind_b) not in MULTIPLIED:
         raise NotCoveredError(f"wgmma.{'.'.join(instruction.modifiers)}")
     d, a, b, keep_sum, *signs = instruction.operands
     a_in_registers = isinstance(a, tuple)
     if [s.value for s in signs[:2]] != [1, 1]:
         raise NotCoveredError("wgmma with a negated operand")
-    transposed = [s.value == 1 for s in signs[2:]]
+    transposed = [s.value == 1 for s in signs[2:]] or [False, False]
     left = [reader(r, "b32") for r in a] if a_in_registers else [reader(a, "b64")]
-    tile_b = Tile(int(shape[1]), 16, transposed[-1])
+    tile_a, tile_b = Tile(64, kind_a, transposed[0]), Tile(int(shape[1]), kind_b, transposed[-1])
     right, keeps = reader(b, "b64"), reader(keep_sum, "pred")
     names = {register.name for register in (*d, *(a if a_in_registers else ()))}
 
@@ -212,16 +219,16 @@ def _issue_product(instruction: Instruction) -> Execute:
         used = state.unfenced.copy()
         product = Product(d, groups, state)
         if a_in_registers:
-            rows = fragment_a([f(state) for f in left], kinds[1], state.num_lanes).reshape(-1, 64, 16)[groups]
+            rows = fragment_a([f(state) for f in left], kind_a, state.num_lanes).reshape(-1, 64, depth)[groups]
         else:
-            rows = product.take(Tile(64, 16, transposed[0]), _per_group(left[0](state), groups, state), kinds[1], state)
-        columns = product.take(tile_b, _per_group(right(state), groups, state), kinds[1], state)
-        if not (state.is_fenced and used.isdisjoint(names)):
+            rows = product.take(tile_a, _per_group(left[0](state), groups, state), state)
+        columns = product.take(tile_b, _per_group(right(state), groups, state), state)
+        if not state.is_fenced or any(state.overlaps(used[name]) for name in names & used.keys()):
             raise RaceError("a matrix product takes registers that threads used, with no wgmma.fence in between")
         product.add(rows @ columns.transpose(0, 2, 1), _per_group(keeps(state), groups, state), state)
-        state.observer.product(2 * 64 * tile_b.rows * 16 * len(groups))
+        state.observer.product(2 * 64 * tile_b.rows * depth * len(groups))
         state.unfenced = used  # registers that products share are not used by threads
-        state.products.add(product, product.blocks)
+        state.products.add(product, product.warps)
 
     return execute
 
@@ -252,21 +259,23 @@ class Product:
 
     def __init__(self, targets: tuple[Operand, ...], groups: np.ndarray, state: State) -> None:
         self.targets = targets
-        self.blocks = state.block_of.reshape(-1, WARPGROUP)[groups, 0]
-        self.warps = state.warp_of.reshape(-1, WARPGROUP)[groups, 0]
-        self.lanes = groups[:, None] * WARPGROUP + np.arange(WARPGROUP)
+        self.teams = groups[:, None] * 4 + np.arange(4)
+        self.warps = self.teams.reshape(-1)  # each waits for itself
+        self.lanes = self.warps[:, None] * WARP + np.arange(WARP)
         self.in_use: list[np.ndarray] = []
+        self.num_waiting = np.full(len(groups), 4)
 
-    def take(self, tile: Tile, descriptors: np.ndarray, kind: str, state: State) -> np.ndarray:
+    def take(self, tile: Tile, descriptors: np.ndarray, state: State) -> np.ndarray:
         """The tile's elements, fp32 [groups, rows, depth], whose shared memory is in use from now on."""
-        places = tile.places(descriptors)
-        if (places + 2 > state.shared.num_bytes).any():
+        places, size = tile.places(descriptors), tile.element_bytes
+        if (places + size > state.shared.num_bytes).any():
             raise MemoryFault("a matrix descriptor that reaches beyond shared memory")
-        places += (self.blocks * state.shared.stride)[:, None, None]
-        chunks = places[:, ::8, :] if tile.transposed else places[:, :, ::8]  # 8 elements lie side by side
-        self.in_use.append(state.shared.begin_product(chunks.reshape(len(places), -1), self.blocks))
-        halves = state.shared.bytes.view(np.uint16)[places // 2]
-        return decode(halves, kind).astype(np.float32, copy=False)
+        places += (self.teams[:, 0] // state.shared.num_warps * state.shared.stride)[:, None, None]
+        side_by_side = 16 // size
+        chunks = places[:, ::side_by_side, :] if tile.transposed else places[:, :, ::side_by_side]
+        self.in_use.append(state.shared.begin_reading(chunks.reshape(len(places), -1), self.teams, "a matrix product"))
+        bits = state.shared.bytes.view(UNSIGNED[8 * size])[places // size]
+        return decode(bits, tile.kind).astype(np.float32, copy=False)
 
     def add(self, products: np.ndarray, keeps_sum: np.ndarray, state: State) -> None:
         """Add [groups, 64, n] to the sums that are set aside, which begin as what the registers hold."""
@@ -291,8 +300,12 @@ class Product:
             unfinished[lanes] -= 1
             done = lanes[unfinished[lanes] == 0]
             state.registers[register.name] = _with(state.registers[register.name], done, sums[done])
+        entries = np.flatnonzero(chosen)
+        self.num_waiting -= np.bincount(entries // 4, minlength=len(self.num_waiting))
+        done_here = np.intersect1d(entries // 4, np.flatnonzero(self.num_waiting == 0))
         for granules in self.in_use:
-            state.shared.end_product(granules[chosen], self.blocks[chosen], self.warps[chosen])
+            state.shared.has_read(granules[entries // 4], self.warps[entries])
+            state.shared.end_reading(granules[done_here])
 
 
 def _with(register: np.ndarray, lanes: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -42,7 +42,8 @@ def move(instruction: Instruction) -> Execute:
         is_used = isinstance(source, Register) and source.name in state.unfenced
         write(state, fetch(state))
         if not is_used:
-            state.unfenced -= names
+            for name in names:
+                state.unfenced.pop(name, None)
 
     return copy
 
@@ -60,9 +61,9 @@ def load(instruction: Instruction) -> Execute:
         addresses = address(state)[lanes]
         state.observer.access(state, instruction, lanes, addresses, width * len(targets), is_global)
         if is_global:
-            columns = state.memory.load(addresses, width, len(targets))
+            columns = state.memory.load(addresses, width, len(targets), state.number_of[lanes])
         else:
-            data = state.shared.load(addresses, state.block_of[lanes], state.warp_of[lanes], width * len(targets))
+            data = state.shared.load(addresses, state.warp_id[lanes], width * len(targets))
             columns = [column.copy() for column in data.view(UNSIGNED[8 * width]).T]
         for register, column in zip(targets, columns, strict=True):
             state.write_active(register, lanes, widen(column, kind, register.bits))
@@ -92,10 +93,10 @@ def store(instruction: Instruction) -> Execute:
         state.observer.access(state, instruction, lanes, addresses, bits // 8 * len(fetch), is_global)
         columns = [state.per_lane(f(state))[lanes] for f in fetch]
         if is_global:
-            state.memory.store(addresses, columns)
+            state.memory.store(addresses, columns, state.number_of[lanes])
         else:
             data = np.stack(columns, 1).view(np.uint8)
-            state.shared.store(addresses, state.block_of[lanes], state.warp_of[lanes], data)
+            state.shared.store(addresses, state.warp_id[lanes], data)
 
     return execute
 
@@ -111,6 +112,7 @@ def atomic(instruction: Instruction) -> Execute:
     if not _is_global(instruction) or update is None or len(values) != 1 or isinstance(values[0], tuple):
         raise NotCoveredError(_full_name(instruction))
     address, value = address_reader(where), reader(values[0], kind)
+    orders = bool({"acq_rel", "acquire", "release"} & set(instruction.modifiers))
 
     def execute(state: State) -> None:
         lanes = state.active_lanes()
@@ -122,18 +124,19 @@ def atomic(instruction: Instruction) -> Execute:
         def combine(old, mine):
             return np.asarray(update(old.view(new.dtype), mine.view(new.dtype))).astype(new.dtype).view(bits)
 
-        state.write_active(target, lanes, state.memory.exchange(addresses, new.view(bits), combine))
+        old = state.memory.exchange(addresses, new.view(bits), combine, state.number_of[lanes], orders)
+        state.write_active(target, lanes, old)
 
     return execute
 
 
 def asynchronous_copy(instruction: Instruction) -> Execute:
-    """cp.async: copies, the groups they are committed to, and the waits. Bulk copies (TMA) are not covered."""
+    """cp.async: copies, the groups they are committed to, and the waits."""
     modifiers = instruction.modifiers
-    if "bulk" in modifiers or "mbarrier" in modifiers:
-        raise NotCoveredError("bulk asynchronous copies (TMA)")
+    if "mbarrier" in modifiers:
+        raise NotCoveredError("cp.async that arrives at an mbarrier")
     if "commit_group" in modifiers:
-        return lambda state: state.copies.commit(state.blocks)
+        return lambda state: state.copies.commit(state.active_warps())
     if "wait_all" in modifiers:
         return _wait_for_all_copies
     if "wait_group" in modifiers:
@@ -147,7 +150,7 @@ def asynchronous_copy(instruction: Instruction) -> Execute:
 
     def execute(state: State) -> None:
         lanes = state.active_lanes()
-        blocks, warps = state.block_of[lanes], state.warp_of[lanes]
+        warps = state.warp_id[lanes]
         sizes = state.per_lane(wanted(state))[lanes]
         if ((sizes != 0) & (sizes != num_bytes)).any():
             raise NotCoveredError("cp.async of a part of its bytes")
@@ -157,18 +160,18 @@ def asynchronous_copy(instruction: Instruction) -> Execute:
         readers = np.arange(state.num_lanes)[lanes][full]
         state.observer.access(state, instruction, readers, addresses[full], num_bytes, True)
         unit = min(num_bytes, 8)
-        columns = state.memory.load(addresses[full], unit, num_bytes // unit)
-        data = np.zeros((len(blocks), num_bytes), np.uint8)
+        columns = state.memory.load(addresses[full], unit, num_bytes // unit, state.number_of[readers])
+        data = np.zeros((len(warps), num_bytes), np.uint8)
         data[full] = np.stack(columns, 1).view(np.uint8)
-        firsts = state.shared.issue_copy(places, blocks, warps, num_bytes)
-        state.copies.add(Copy(firsts, blocks, warps, data, np.where(full, num_bytes, 0)), blocks)
+        firsts = state.shared.issue_copy(places, warps, num_bytes)
+        state.copies.add(Copy(firsts, warps, data, np.where(full, num_bytes, 0)), warps)
         state.observer.copy(state)
 
     return execute
 
 
 def _wait_for_all_copies(state: State) -> None:
-    state.copies.commit(state.blocks)  # copies without a group, too
+    state.copies.commit(state.active_warps())  # copies without a group, too
     state.copies.wait(state, 0)
 
 
@@ -176,13 +179,13 @@ class Copy(NamedTuple):
     """The data of one cp.async of some threads, read and not yet delivered; `sizes`: bytes that each thread read."""
 
     firsts: np.ndarray
-    blocks: np.ndarray
     warps: np.ndarray
     data: np.ndarray
     sizes: np.ndarray
 
     def finish(self, state: State, chosen: np.ndarray) -> None:
-        state.shared.land_copy(*(part[chosen] for part in self[:4]))
+        stamps = state.shared.stamps(self.warps[chosen])
+        state.shared.land_copy(self.firsts[chosen], stamps, self.data[chosen])
 
 
 def _is_global(instruction: Instruction) -> bool:

@@ -96,14 +96,14 @@ def parse(ptx: str) -> Program:
     threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", head)
     if threads is None:
         raise ValueError("the kernel does not say how many threads a block has (.reqntid)")
-    parameters = re.findall(r"\.param\s+\.(\w+)[^,\n]*?\s(\w+)\s*(?:,|\n)", head)
+    parameters = re.findall(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,\n]*?\s(\w+)(?:\[\d+\])?\s*(?:,|\n)", head)
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     widths: dict[str, int] = {}
     scopes, num_scopes, source = [""], 0, ""
     for kind, text in _statements(body):
         if kind == "label":
-            labels[text] = len(instructions)
+            labels[_label(text, scopes[-1])] = len(instructions)
         elif kind == "scope":
             if text == "}":
                 scopes.pop()
@@ -153,8 +153,15 @@ def _instruction(text: str, source: str, scope: str, widths: dict[str, int]) -> 
         negated, guard, rest = match[1] == "!", _register(match[2], scope, widths), match[3]
     opcode, _, operands = rest.partition(" ")
     name, *modifiers = opcode.split(".")
+    if name == "bra":
+        operands = _label(operands.strip(), scope)
     parsed = tuple(_operand(operand.strip(), scope, widths) for operand in OPERAND.findall(operands) if operand.strip())
     return Instruction(name, tuple(modifiers), parsed, guard, negated, text, source)
+
+
+def _label(name: str, scope: str) -> str:
+    """Inline assembly's labels are its scope's own; the compiler's begin with $."""
+    return name if name.startswith("$") else scope + name
 
 
 def _register(name: str, scope: str, widths: dict[str, int]) -> Register:
@@ -166,7 +173,10 @@ def _operand(text: str, scope: str, widths: dict[str, int]) -> Operand:
     if text.startswith("{"):
         return tuple(_operand(part.strip(), scope, widths) for part in text[1:-1].split(","))
     if text.startswith("["):
-        base, _, offset = (part.strip() for part in text[1:-1].partition("+"))
+        text, comma, corner = text[1:-1].partition(",")
+        if comma:  # [map, {coordinates}] of a tensor
+            return (_operand(f"[{text}]", scope, widths), *_operand(corner.strip(), scope, widths))
+        base, _, offset = (part.strip() for part in text.partition("+"))
         return Address(_register(base, scope, widths), int(offset or "0", 0))
     if "|" in text:
         value, predicate = (part.strip() for part in text.split("|"))

@@ -5,7 +5,7 @@ operation executes an instruction for all of them.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,34 +23,36 @@ class Asynchronous(Protocol):
     def finish(self, state: "State", chosen: np.ndarray) -> None: ...
 
 
+RUNNING, AT_BARRIER, RETRY = 0, 1, 2
 FINISHED = np.iinfo(np.int64).max  # in place of a group's number
 
 
 class InFlight:
-    """Asynchronous work in groups, as cp.async and wgmma commit and await it; each block counts its own groups."""
+    """Asynchronous work in groups, as cp.async and wgmma commit and await it; each warp counts its own groups."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self._num_groups = np.zeros(num_blocks, np.int64)
-        self.work: list[tuple[Asynchronous, np.ndarray, np.ndarray]] = []  # with block and group of its entries
+    def __init__(self, num_warps: int) -> None:
+        self._num_groups = np.zeros(num_warps, np.int64)
+        self.work: list[tuple[Asynchronous, np.ndarray, np.ndarray]] = []  # with warp and group of its entries
 
-    def add(self, work: Asynchronous, blocks: np.ndarray) -> None:
-        self.work.append((work, blocks, self._num_groups[blocks]))
+    def add(self, work: Asynchronous, warps: np.ndarray) -> None:
+        self.work.append((work, warps, self._num_groups[warps]))
 
-    def commit(self, blocks: np.ndarray | slice) -> None:
-        self._num_groups[blocks] += 1
+    def commit(self, warps: np.ndarray | slice) -> None:
+        self._num_groups[warps] += 1
 
     def wait(self, state: "State", keep: int) -> None:
-        """Finish all but the newest `keep` groups of the active blocks, oldest first."""
+        """Finish all but the newest `keep` groups of the active warps, oldest first."""
         due = np.full(len(self._num_groups), -1)
-        due[state.blocks] = self._num_groups[state.blocks] - keep
+        warps = state.active_warps()
+        due[warps] = self._num_groups[warps] - keep
         waiting = []
-        for work, blocks, groups in self.work:
-            chosen = groups < due[blocks]
+        for work, owners, groups in self.work:
+            chosen = groups < due[owners]
             if chosen.any():
                 work.finish(state, chosen)
                 groups = np.where(chosen, FINISHED, groups)
             if (groups != FINISHED).any():
-                waiting.append((work, blocks, groups))
+                waiting.append((work, owners, groups))
         self.work = waiting
 
 
@@ -93,10 +95,17 @@ class State:
     Attributes:
         active: The executing lanes, or None for all lanes.
         block_of, warp_of, thread_of: Per lane: its block's index among these blocks, its warp, and its number in the
-            warp.
+            block.
+        warp_id: Per lane, its warp's number through all these blocks.
+        stalled: Per warp (through all blocks): RUNNING, AT_BARRIER, or RETRY, which is to try its instruction again.
+        meetings: By block, number and size of a barrier: what those who came know, and who waits there.
+        mbarriers: By block and address.
+        new_maps: Block and address of tensor maps that no fence.proxy.tensormap has made visible to bulk copies.
+        landing: Bulk copies into shared memory, on their way.
+        number_of: Per lane, its block's number in the grid, x fastest.
         block_ids: int64 [blocks, 3], each block's (x, y, z) in the grid.
-        is_fenced, unfenced: Was there a wgmma.fence, and registers used since the last one; without the next one a
-            matrix product may not touch them.
+        is_fenced, unfenced: Was there a wgmma.fence, and registers used since the last one, by which lanes (None: all);
+            without the next one a matrix product of these may not touch them.
     """
 
     def __init__(
@@ -117,14 +126,21 @@ class State:
         self.observer = observer or Observer()
         lanes = np.arange(self.num_lanes)
         self._special: dict[str, np.ndarray] = {}
+        numbers = block_ids[:, 0] + grid[0] * (block_ids[:, 1] + grid[1] * block_ids[:, 2])
         self.block_of, self.thread_of = lanes // self.num_threads, lanes % self.num_threads
-        self.warp_of = self.thread_of // WARP
+        self.warp_of, self.number_of = self.thread_of // WARP, numbers[self.block_of]
         self.active: np.ndarray | None = None
-        self.blocks: np.ndarray | slice = slice(None)  # the active lanes' blocks
         self.registers: dict[str, np.ndarray] = {}
-        self.copies, self.products = InFlight(self.num_blocks), InFlight(self.num_blocks)
+        self.warp_id = lanes // WARP
+        num_warps = max(1, self.num_lanes // WARP)
+        self.copies, self.products, self.bulk_stores = (InFlight(num_warps) for _ in range(3))
+        self.stalled = np.zeros(num_warps, np.int8)
+        self.meetings: dict[tuple[int, int, int], tuple[np.ndarray, list[int], int]] = {}
+        self.mbarriers: dict[tuple[int, int], Any] = {}
+        self.landing: list[Any] = []
+        self.new_maps: set[tuple[int, int]] = set()
         self.is_fenced = False
-        self.unfenced: set[str] = set()
+        self.unfenced: dict[str, np.ndarray | None] = {}
         self.sums: dict[str, np.ndarray] = {}  # of matrix products in flight: the registers' future values
         self.unfinished: dict[str, np.ndarray] = {}  # and how many products each lane of them still waits for
 
@@ -139,7 +155,11 @@ class State:
             old = self.registers.get(name)
             bits = np.where(self.active, bits, garbage(bits.dtype) if old is None else old)
         self.registers[name] = bits
-        self.unfenced.add(name)
+        self.unfenced[name] = self.active
+
+    def overlaps(self, lanes: np.ndarray | None) -> bool:
+        """Whether one of these lanes (None: all) is active."""
+        return lanes is None or self.active is None or bool((lanes & self.active).any())
 
     def write_active(self, register: Operand, lanes: np.ndarray | slice, column: np.ndarray) -> None:
         """Assign one entry per active lane; `lanes` are `active_lanes()`."""
@@ -152,6 +172,12 @@ class State:
     def active_lanes(self) -> np.ndarray | slice:
         """An index that selects the active lanes."""
         return slice(None) if self.active is None else np.flatnonzero(self.active)
+
+    def active_warps(self) -> np.ndarray:
+        """Numbers, through all blocks, of the warps with an active lane."""
+        if self.active is None:
+            return np.arange(len(self.stalled))
+        return np.unique(self.warp_id[self.active])
 
     def per_lane(self, values: np.ndarray) -> np.ndarray:
         """An operand, which may be one number for all, with an entry per lane."""
@@ -200,12 +226,14 @@ def reader(operand: Operand, kind: str) -> Reader:
         return lambda state: zero
     if name.startswith(("%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "%warpid")):
         return lambda state: state.special(name)
+    if not operand.bits and "_param_" in name:  # its address: of a tensor map that the host made
+        return lambda state: np.uint64(state.parameters[name])
     if not operand.bits:
         raise NotCoveredError(f"the register {name}")
     missing, unit = garbage(np.dtype(UNSIGNED[operand.bits])), UNSIGNED[bits]
 
     def fetch(state: State) -> np.ndarray:
-        state.unfenced.add(name)
+        state.unfenced[name] = state.active
         value = state.registers.get(name)
         if value is None:
             value = np.full(state.num_lanes, missing)

@@ -130,8 +130,10 @@ class Traffic(Observer):
 
     def copy(self, state: State) -> None:
         waiting = np.zeros(state.num_blocks)
-        for copy, blocks, groups in state.copies.work:
-            waiting += np.bincount(blocks, np.where(groups == FINISHED, 0, copy.sizes), state.num_blocks)
+        for copy, warps, groups in state.copies.work:
+            waiting += np.bincount(
+                warps * WARP // state.num_threads, np.where(groups == FINISHED, 0, copy.sizes), state.num_blocks
+            )
         self.bytes_in_flight = max(self.bytes_in_flight, int(waiting.max()))
 
     def product(self, flops: int) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ptx_emulator.errors import EmulationError, NotCoveredError
-from ptx_emulator.ptx import Instruction, Literal, Pair
-from ptx_emulator.state import WARP, Execute, State, reader, writer
+from ptx_emulator.memory import AGENTS
+from ptx_emulator.ptx import Instruction, Pair
+from ptx_emulator.state import AT_BARRIER, RUNNING, WARP, Execute, State, address_reader, reader, writer
 
 
 def shuffle(instruction: Instruction) -> Execute:
@@ -81,38 +82,82 @@ def vote(instruction: Instruction) -> Execute:
     return execute
 
 
-def barrier(instruction: Instruction) -> Execute:
-    """bar.sync of the whole block. (Blocks run in lock-step, so it only records the barrier.)"""
-    if "warp" in instruction.modifiers:
-        return lambda state: None
-    first, *rest = instruction.operands
-    if instruction.modifiers[0] != "sync" and "sync" not in instruction.modifiers:
-        raise NotCoveredError(f"{instruction.name}.{'.'.join(instruction.modifiers)}")
-    if rest or not isinstance(first, Literal):
-        raise NotCoveredError("a barrier for a part of the block")
+def elect(instruction: Instruction) -> Execute:
+    """elect.sync: one thread of each warp, the first."""
+    target, _ = instruction.operands
+    if not isinstance(target, Pair):
+        raise NotCoveredError("elect.sync without a predicate")
 
     def execute(state: State) -> None:
-        if state.active is not None and not whole_blocks(state):
-            raise EmulationError("a barrier that some threads of a block do not reach: the GPU would hang")
-        state.shared.barrier(state.blocks)
+        whole_warps(state, "elect.sync")
+        state.write(target.value, np.zeros(state.num_lanes, np.uint32))
+        state.write(target.predicate, state.thread_of % WARP == 0)
 
     return execute
 
 
+def barrier(instruction: Instruction) -> Execute:
+    """bar.sync and barrier.sync of the block, or of as many threads as they say; bar.arrive, which does not wait."""
+    if "warp" in instruction.modifiers:
+        return lambda state: None
+    waits = "sync" in instruction.modifiers
+    if not waits and "arrive" not in instruction.modifiers:
+        raise NotCoveredError(f"{instruction.name}.{'.'.join(instruction.modifiers)}")
+    number, *rest = (reader(operand, "u32") for operand in instruction.operands)
+
+    def execute(state: State) -> None:
+        if state.active is not None and not _agree(state.active.reshape(-1, WARP)):
+            raise EmulationError("a barrier that some threads of a warp do not reach")
+        warps, num_warps = state.active_warps(), state.shared.num_warps
+        lanes = warps * WARP
+        numbers = state.per_lane(number(state))[lanes]
+        sizes = state.per_lane(rest[0](state))[lanes] if rest else np.full(len(warps), state.num_threads)
+        if (
+            waits
+            and len(warps) == num_warps * len(np.unique(warps // num_warps))
+            and (sizes == state.num_threads).all()
+        ):
+            state.shared.synchronise(warps.reshape(-1, num_warps))  # whole blocks, as nearly always
+            return
+        for warp, name, size in zip(warps.tolist(), numbers.tolist(), sizes.tolist(), strict=True):
+            _meet(state, warp, (warp // num_warps, name, size), waits)
+
+    return execute
+
+
+def _meet(state: State, warp: int, where: tuple[int, int, int], waits: bool) -> None:
+    """A warp comes to a barrier; the last one lets those go who wait, and they know what all knew who came."""
+    known, waiting, missing = state.meetings.pop(where, (np.zeros(AGENTS, np.int32), [], where[2]))
+    known = np.maximum(known, state.shared.release(warp))
+    waiting, missing = [*waiting, warp] if waits else waiting, missing - WARP
+    if waits:
+        state.stalled[warp] = AT_BARRIER
+    if missing > 0:
+        state.meetings[where] = known, waiting, missing
+        return
+    state.stalled[waiting] = RUNNING
+    for other in waiting:
+        state.shared.acquire(other, known)
+
+
 def fence(instruction: Instruction) -> Execute:
-    """fence.proxy.async makes threads' writes visible to the matrix unit; other fences have no effect here."""
-    if "proxy" in instruction.modifiers:
-        return lambda state: state.shared.fence(state.blocks)
+    """fence.proxy makes threads' writes, or a tensor map, visible to hardware; other fences have no effect here."""
+    if "tensormap::generic" in instruction.modifiers and "acquire" in instruction.modifiers:
+        address = address_reader(instruction.operands[0])
+
+        def acquire(state: State) -> None:
+            lanes = state.active_lanes()
+            state.new_maps -= set(zip(state.block_of[lanes].tolist(), address(state)[lanes].tolist(), strict=True))
+
+        return acquire
+    if {"proxy", "async"} <= set(instruction.modifiers):
+        return lambda state: state.shared.fence(state.active_warps())
     return lambda state: None
 
 
 def whole_warps(state: State, what: str) -> None:
     if state.active is not None and not _agree(state.active.reshape(-1, WARP)):
         raise NotCoveredError(f"{what} by a part of a warp")
-
-
-def whole_blocks(state: State) -> bool:
-    return _agree(state.active.reshape(state.num_blocks, -1))
 
 
 def _agree(rows: np.ndarray) -> bool:
@@ -128,10 +173,12 @@ BUILDERS = {
     "shfl": shuffle,
     "redux": reduce_warp,
     "vote": vote,
+    "elect": elect,
     "bar": barrier,
     "barrier": barrier,
     "fence": fence,
     "membar": nothing,
     "prefetch": nothing,
     "griddepcontrol": nothing,
+    "setmaxnreg": nothing,
 }

@@ -173,7 +173,7 @@ def test_linear(compiling, target, point):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("target", ["sm_80", "sm_86"])  # the emulator has no fp8 matrix instructions
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90"])  # the latter two multiply fp8 in hardware
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 def test_fp8_linear(compiling, target, dtype):
     for shape in ((1, 1, 16), (9, 40, 208), (17, 100, 576), (70, 31, 272), (3, 20, 1920)):
@@ -203,6 +203,7 @@ def elementwise_sample():
 def linear_sample():
     for point in LINEAR_SAMPLE:
         of(check_linear, "quantized_linear", point)
+    of(check_fp8_linear, "fp8_linear", LinearPoint(17, 100, 576, dtype=BF16, num_splits=3, has_bias=True, tiles=None))
 
 
 @pytest.mark.parametrize("target", SAMPLED_FOR)

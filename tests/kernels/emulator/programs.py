@@ -42,6 +42,7 @@ def run(
     outside: memory.GlobalMemory | None = None,
     parameters: dict[str, int] | None = None,
     module: ModuleType = machine,
+    seed: int | None = None,
 ) -> dict[str, np.ndarray]:
     """The registers after a program of these lines, run by all threads of some blocks.
 
@@ -53,8 +54,8 @@ def run(
     """
     program = getattr(module, "parse", ptx.parse)(text_of(lines, threads))
     builders = machine.BUILDERS | getattr(module, "BUILDERS", {})
-    runner = getattr(module, "Machine", machine.Machine)(program, builders)
-    inside = getattr(module, "SharedMemory", memory.SharedMemory)(blocks, shared_bytes, runner.granule())
+    runner = getattr(module, "Machine", machine.Machine)(program, builders, seed=seed)
+    inside = getattr(module, "SharedMemory", memory.SharedMemory)(blocks, shared_bytes, runner.granule(), threads // 32)
     if shared is not None:
         inside.bytes.reshape(blocks, -1)[:, :shared_bytes] = shared
     ids = np.stack([np.arange(blocks), np.zeros(blocks, int), np.zeros(blocks, int)], 1)

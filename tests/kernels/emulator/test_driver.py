@@ -61,6 +61,26 @@ def test_edited_ptx_runs_instead(compiling):
     compiling.call(check_edit)
 
 
+def check_unwritten():
+    """torch.empty holds what nobody wrote, until torch or a kernel does."""
+    with emulated("sm_90"):
+        y = torch.empty(2, 64)
+        for x in (torch.empty(130)[2:], torch.empty_like(y), y.new_empty(128)):
+            with pytest.raises(MemoryFault, match=r"that nobody wrote, at byte \d+ of x_ptr, .*test_driver\.py:"):
+                scale_kernel[(1, 1)](x, y, 2.0, 1, BLOCK=128)
+            x.view(-1)[:127].fill_(3)
+            with pytest.raises(MemoryFault, match=r"that nobody wrote, at byte (508|516) of x_ptr"):
+                scale_kernel[(1, 1)](x, y, 2.0, 1, BLOCK=128)
+            torch.add(x.view(-1)[:1], 3, out=x.view(-1)[127:])
+            scale_kernel[(1, 1)](x, y, 2.0, 1, BLOCK=128)
+        scale_kernel[(1, 1)](y, x, 2.0, 1, BLOCK=128)  # the kernel has written y
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_reading_what_nobody_wrote(compiling):
+    compiling.call(check_unwritten)
+
+
 # -- the process ------------------------------------------------------------------------------------------------------
 
 

@@ -34,9 +34,9 @@ def check_loops(module):
     assert got["executed"]["add"] == 2 * (7 + 2 * sum(range(7)))
 
 
-def check_divided_blocks_are_refused(module):
+def check_divided_warps_are_refused(module):
     lines = "mov.u32 %r1, %tid.x;\nsetp.lt.s32 %p1, %r1, 5;\n@%p1 bra $L__end;\nmov.b32 %r2, 1;\n$L__end:"
-    with pytest.raises(NotCoveredError, match="a branch that some threads of a block take and others do not"):
+    with pytest.raises(NotCoveredError, match="a branch that some threads of a warp take and others do not"):
         run(lines, module=module)
     run(lines.replace("%r1, 5", "%r1, 50"), module=module)
 

@@ -10,11 +10,15 @@ from ptx_emulator import EmulationError, MemoryFault, NotCoveredError, RaceError
 from tests.kernels.emulator.programs import checks_of, each_of, run
 
 KINDS = {"f16": torch.float16, "bf16": torch.bfloat16}
+FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def random_matrix(rows, columns, kind, seed=0):
-    """(bits uint16 [rows, columns], the same as fp32), small integers and halves: products and sums are exact."""
+    """(bits uint16 or uint8 [rows, columns], the same as fp32), small halves: products and sums are exact."""
     x = torch.randint(-8, 9, (rows, columns), generator=torch.Generator().manual_seed(seed)) / 2
+    if kind in FLOAT8:
+        x = x.to(FLOAT8[kind])
+        return x.view(torch.uint8).numpy(), x.float().numpy()
     return x.to(KINDS[kind]).view(torch.int16).numpy().view(np.uint16), x.numpy()
 
 
@@ -23,7 +27,7 @@ def integers(*shape):
 
 
 def packed(pairs):
-    """uint16 [threads, 2 * registers] -> a uint32 array per register."""
+    """uint16 [threads, 2 * registers] or uint8 [threads, 4 * registers] -> a uint32 array per register."""
     return list(np.ascontiguousarray(pairs).view(np.uint32).T)
 
 
@@ -65,30 +69,37 @@ def check_matrices_in_shared_memory(module):
 
 
 def check_mma(module):
-    for kind, k in itertools.product(KINDS, (16, 8)):
-        products = [(random_matrix(16, k, kind, s), random_matrix(k, 8, kind, s + 9)) for s in (0, 1)]  # two warps
+    cases = [(kind, kind, k) for kind in KINDS for k in (16, 8)]
+    for kind_a, kind_b, k in (*cases, *((a, b, 32) for a in FLOAT8 for b in FLOAT8)):
+        # two warps
+        products = [(random_matrix(16, k, kind_a, s), random_matrix(k, 8, kind_b, s + 9)) for s in (0, 1)]
+        run_length = 4 if kind_a in FLOAT8 else 2  # elements of a register, side by side
         num_a, num_b = k // 2, k // 4
-        a, b = np.zeros((64, num_a), np.uint16), np.zeros((64, num_b), np.uint16)
+        a, b = np.zeros((64, num_a), products[0][0][0].dtype), np.zeros((64, num_b), products[0][1][0].dtype)
         c = np.arange(64 * 4, dtype=np.float32).reshape(64, 4)
         for thread in range(64):
             (bits_a, _), (bits_b, _) = products[thread // 32]
             g, q = thread % 32 // 4, thread % 4
             for i in range(num_a):
-                a[thread, i] = bits_a[g + 8 * (i // 2 % 2), 2 * q + i % 2 + 8 * (i // 4)]
+                register, column = i // run_length, run_length * q + i % run_length
+                a[thread, i] = bits_a[g + 8 * (register % 2), column + 4 * run_length * (register // 2)]
             for i in range(num_b):
-                b[thread, i] = bits_b[2 * q + i % 2 + 8 * (i // 2), g]
-        names = [[f"%r{first + i}" for i in range(n)] for first, n in ((11, k // 4), (21, k // 8), (31, 4), (41, 4))]
+                b[thread, i] = bits_b[run_length * q + i % run_length + 4 * run_length * (i // run_length), g]
+        names = [
+            [f"%r{first + i}" for i in range(n)]
+            for first, n in zip((11, 21, 31, 41), (num_a // run_length, num_b // run_length, 4, 4), strict=True)
+        ]
         registers = dict(zip(names[0], packed(a), strict=True)) | dict(zip(names[1], packed(b), strict=True))
         registers |= dict(zip(names[2], c.T, strict=True))
         operands = ", ".join("{" + ", ".join(names[i]) + "}" for i in (3, 0, 1, 2))
-        lines = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kind}.{kind}.f32 {operands};"
+        lines = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kind_a}.{kind_b}.f32 {operands};"
         got = run(lines, registers, threads=64, module=module)
         for thread in range(64):
             want = products[thread // 32][0][1] @ products[thread // 32][1][1]
             g, q = thread % 32 // 4, thread % 4
             for i in range(4):
                 value = got[names[3][i]].view(np.float32)[thread]
-                assert value == want[g + 8 * (i // 2), 2 * q + i % 2] + c[thread, i], (kind, k, thread, i)
+                assert value == want[g + 8 * (i // 2), 2 * q + i % 2] + c[thread, i], (kind_a, kind_b, k, thread, i)
 
 
 # -- wgmma ------------------------------------------------------------------------------------------------------------
@@ -110,6 +121,13 @@ def place(shared, base, tile, span, transposed, leading, stride):
         chunk = byte // 16 ^ line // ROW_GROUP[span] % (span // 16)
         address = base + start + line * span + 16 * chunk + byte % 16
         shared[address : address + 2] = np.frombuffer(int(bits).to_bytes(2, "little"), np.uint8)
+
+
+def place_bytes(shared, base, tile, span, stride):
+    """The same for a tile of bytes, uint8 [rows, k], along k."""
+    for (row, k), byte in np.ndenumerate(tile):
+        chunk = k // 16 ^ row % 8 // ROW_GROUP[span] % (span // 16)
+        shared[base + row // 8 * stride + row % 8 * span + 16 * chunk + k % 16] = byte
 
 
 def descriptor(base, span, leading, stride):
@@ -172,6 +190,28 @@ def check_products(module):
         np.testing.assert_array_equal(result(got, n), a @ b.T, f"{kind} {span} {transposed} {k0}")
 
 
+def check_float8_products(module):
+    """k is 32, and neither side can be transposed; A from shared memory and, laid out as for mma, from registers."""
+    names = ["%r91", "%r92", "%r93", "%r94"]
+    for span, (kind_a, kind_b) in zip((128, 64, 32, 128), itertools.product(FLOAT8, FLOAT8), strict=True):
+        (bits_a, a), (bits_b, b) = random_matrix(64, 32, kind_a, 1), random_matrix(16, 32, kind_b, 2)
+        shared = np.zeros(32768, np.uint8)
+        for base, bits in ((0, bits_a), (16384, bits_b)):
+            place_bytes(shared, base, bits, span, 8 * span)
+        fragments = np.zeros((128, 16), np.uint8)
+        for thread, i in itertools.product(range(128), range(16)):
+            w, g, q = thread // 32, thread % 32 // 4, thread % 4
+            fragments[thread, i] = bits_a[16 * w + g + 8 * (i // 4 % 2), 4 * q + i % 4 + 16 * (i // 8)]
+        registers = dict(zip(names, packed(fragments), strict=True))
+        registers |= {"%rd1": np.uint64(descriptor(0, span, 16, 8 * span))}
+        registers |= {"%rd2": np.uint64(descriptor(16384, span, 16, 8 * span))}
+        for side in ("%rd1", "{" + ", ".join(names) + "}"):
+            product = f"wgmma.mma_async.sync.aligned.m64n16k32.f32.{kind_a}.{kind_b} {{{', '.join(sums(16))}}}, {side}, %rd2, 0, 1, 1;"
+            lines = "\n".join([FENCE, product, COMMIT, WAIT])
+            got = run(lines, registers, threads=128, shared=shared, shared_bytes=shared.size, module=module)
+            np.testing.assert_array_equal(result(got, 16), a @ b.T, f"{kind_a} {kind_b} {span} {side}")
+
+
 def check_sums_go_on(module):
     """Several products add to one sum, the first to what the registers held or, if told so, to nothing."""
     shared, (at_a, at_b), a, b = tiles_in_shared("f16", 16, 128, (0, 0))
@@ -224,15 +264,17 @@ def check_order_of_products(module):
         multiplying([FENCE, *lines], module)
     for lines, message in (
         ([WRITE, BAR, PRODUCT], "no fence.proxy.async in between"),
+        ([WRITE, f"@%p1 {PROXY}", BAR, PRODUCT], "no fence.proxy.async in between"),
         ([WRITE, PROXY, PRODUCT], "with no barrier in between"),
-        ([PRODUCT, COMMIT, BAR, WRITE], "matrix product that reads it has not been waited for"),
+        ([PRODUCT, COMMIT, f"@%p1 {WAIT}", BAR, WRITE], "has not been waited for"),
+        ([PRODUCT, COMMIT, BAR, WRITE], "hardware that reads it .* has not been waited for"),
         ([PRODUCT, COMMIT, WAIT_FOR_ALL_BUT_ONE, BAR, WRITE], "has not been waited for"),
         ([PRODUCT, WAIT, BAR, WRITE], "has not been waited for"),  # of no group
         ([PRODUCT, COMMIT, WAIT, WRITE], "that another read, with no barrier"),
         (["cp.async.ca.shared.global [%r1], [%rd3], 0x4, 0;", PRODUCT], "before the wait for the copy"),
     ):
         with pytest.raises(RaceError, match=message):
-            multiplying([FENCE, *lines], module)
+            multiplying([FENCE, *lines], module, p1=np.arange(128) < 32)
 
 
 def check_sums_before_the_wait(module):
@@ -242,6 +284,7 @@ def check_sums_before_the_wait(module):
         ([WAIT, *copies], True),
         ([*copies, WAIT], False),
         ([WAIT_FOR_ALL_BUT_ONE, *copies, WAIT], False),
+        ([PRODUCT, COMMIT, WAIT_FOR_ALL_BUT_ONE, *copies, WAIT], False),
     ):
         got, want = multiplying([FENCE, PRODUCT, COMMIT, *lines], module)
         np.testing.assert_array_equal(result(got, 16), want)
@@ -273,6 +316,12 @@ def check_warpgroups(module):
     for group in range(4):
         part = {name: got[name][128 * group : 128 * (group + 1)] for name in sums(16)}
         np.testing.assert_array_equal(result(part, 16), want)
+    of_the_first, of_the_other = np.arange(256) < 128, np.arange(256) >= 128
+    lines = [FENCE, "@%p2 add.s32 %r90, %r20, 1;", f"@%p1 {FENCE}", f"@%p1 {PRODUCT}", COMMIT, WAIT]
+    multiplying(lines, module, threads=256, p1=of_the_first, p2=of_the_other)
+    lines[3] = f"@%p2 {PRODUCT}"
+    with pytest.raises(RaceError, match=r"with no wgmma\.fence in between"):
+        multiplying(lines, module, threads=256, p1=of_the_first, p2=of_the_other)
     with pytest.raises(EmulationError, match="whole warpgroups"):
         multiplying([f"@%p1 {PRODUCT}"], module, p1=np.arange(128) < 64)
     with pytest.raises(EmulationError, match="disagree about an operand"):
@@ -289,7 +338,8 @@ test_matrices = each_of(CHECKS, matrix)
     "line",
     [
         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r1,%r2,%r3,%r4}, {%r1,%r2,%r3,%r4}, {%r1,%r2}, {%r1,%r2,%r3,%r4};",
-        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 0, 1, 1;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.e4m3.e4m3 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 0, 1, 1;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.bf16 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 0, 1, 1, 0, 0;",
         PRODUCT.replace("0, 1, 1", "0, -1, 1"),
         "ldmatrix.sync.aligned.m8n16.x1.shared.b8 {%r1}, [%r1];",
     ],

@@ -200,6 +200,67 @@ def check_atomics(module):
     assert y.item() == 31
 
 
+NUMBERED = "mov.u32 %r5, %ctaid.x;\n"
+IN_THE_FIRST, IN_THE_OTHER = "setp.eq.s32 %p1, %r5, 0;\n@%p1 ", "setp.ne.s32 %p2, %r5, 0;\n@%p2 "
+ADD = "atom.global.acq_rel.gpu.add.u32 %r8, [%rd3], 1;\n"
+
+
+def in_two_blocks(lines, module, written=None):
+    """A word each at %rd1 for all, %rd2 of the block's own, %rd3 for atomics; %r5 is the block's number."""
+    words, counter = torch.full((4,), 9, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    outside = getattr(module, "GlobalMemory", memory.GlobalMemory)(4, {words.data_ptr(): written})
+    base, block = outside.address_of(words, "x_ptr"), np.repeat(np.arange(2, dtype=np.uint64), 32)
+    given = {"%rd1": np.uint64(base), "%rd2": np.uint64(base + 4) + np.uint64(4) * block}
+    given["%rd3"] = np.uint64(outside.address_of(counter))
+    return run(NUMBERED + lines, given, blocks=2, outside=outside, module=module)
+
+
+def check_blocks_have_no_order(module):
+    write, read = "st.global.b32 [%rd1], %r5;\n", "ld.global.b32 %r9, [%rd1];\n"
+    in_two_blocks("st.global.b32 [%rd2], %r5;\nld.global.b32 %r9, [%rd2];\nst.global.b32 [%rd2], 5;", module)
+    for harmless in (
+        "mov.b32 %r5, 7;\n" + write,
+        read,
+        write.replace("%r5", "9") + read,
+        write.replace("%r5", "9") + "st.global.b32 [%rd1], 9;",
+    ):
+        in_two_blocks(harmless, module)
+    for lines, message in (
+        (IN_THE_FIRST + write + IN_THE_OTHER + write, "block 1 writes over what block 0 wrote"),
+        (IN_THE_FIRST + write + IN_THE_OTHER + read, "block 1 reads what block 0 wrote"),
+        (IN_THE_FIRST + read + IN_THE_OTHER + write, "block 1 writes over what block 0 read"),
+        (read + IN_THE_OTHER + write, "block 1 writes over what several blocks read"),
+    ):
+        with pytest.raises(
+            RaceError, match=rf"{message}, with nothing that orders them, at byte 0 of x_ptr, which has 16"
+        ):
+            in_two_blocks(lines, module)
+    own = "mov.u32 %r6, %tid.x;\nst.global.b32 [%rd2], %r6;"
+    for lines, who, byte in ((write, "0 and 1", 0), (own, "0 and 0", 4)):
+        with pytest.raises(
+            RaceError, match=f"threads of blocks {who} write different values at once, at byte {byte} of x_ptr"
+        ):
+            in_two_blocks(lines, module)
+
+
+def check_atomics_order_blocks(module):
+    """What is written before an atomic is known to a block that comes to it later; a relaxed one orders nothing."""
+    first, other = IN_THE_FIRST + "st.global.b32 [%rd1], 5;\n", IN_THE_OTHER + "ld.global.b32 %r9, [%rd1];\n"
+    assert (in_two_blocks(first + ADD + other, module)["%r9"][32:] == 5).all()
+    for lines in (first + ADD.replace("acq_rel", "relaxed") + other, first + IN_THE_OTHER + ADD + other):
+        with pytest.raises(RaceError, match="block 1 reads what block 0 wrote"):
+            in_two_blocks(lines, module)
+
+
+def check_memory_that_nobody_wrote(module):
+    read = "ld.global.b32 %r9, [%rd2];\n"
+    written = np.arange(16) < 11  # the second block's word lacks its last byte
+    in_two_blocks(read, module, np.ones(16, bool))
+    in_two_blocks(f"st.global.b32 [%rd2], %r5;\n{read}", module, written.copy())
+    with pytest.raises(MemoryFault, match="read of 4 bytes that nobody wrote, at byte 8 of x_ptr"):
+        in_two_blocks(read, module, written)
+
+
 CHECKS = checks_of(globals())
 test_memory = each_of(CHECKS, memory)
 

@@ -96,8 +96,13 @@ test_movement = each_of(CHECKS, movement)
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier [%r1], [%rd1, {%r2, %r3}], [%r4];", "TMA"),
-        ("mbarrier.init.shared::cta.b64 [%r1], 1;", "mbarrier"),
+        ("cp.async.bulk.tensor.2d.im2col.shared::cta.global [%r1], [%rd1, {%r2, %r3}], [%r4];", "tensor.2d.im2col"),
+        (
+            "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 16, [%r4];",
+            "cp.async.bulk.shared",
+        ),
+        ("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r1];", "that arrives at an mbarrier"),
+        ("mbarrier.arrive.shared::cluster.b64 _, [%r1], 1;", "mbarrier.arrive.shared::cluster"),
         ("ld.local.b32 %r1, [%rd1];", "of global and shared memory only"),
         ("st.local.b32 [%rd1], %r1;", "of global and shared memory only"),
         ("atom.global.cas.b32 %r1, [%rd2], %r3, %r4;", "atom.global.cas.b32"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ptx_emulator import EmulationError, NotCoveredError, warps
+from ptx_emulator import EmulationError, NotCoveredError, RaceError, warps
 from tests.kernels.emulator.programs import checks_of, each_of, run
 
 LANE = np.arange(32, dtype=np.uint32)
@@ -61,15 +61,55 @@ def check_parts_of_warps_and_blocks(module):
         with pytest.raises(NotCoveredError, match="by a part of a warp"):
             run(lines, part, threads=64, module=module)
         run(lines, whole, threads=64, module=module)
-    for mask in (part, whole):
-        with pytest.raises(EmulationError, match="some threads of a block do not reach"):
-            run("@%p1 bar.sync 0;", mask, threads=64, module=module)
+    with pytest.raises(EmulationError, match="some threads of a warp do not reach"):
+        run("@%p1 bar.sync 0;", part, threads=64, module=module)
+    with pytest.raises(EmulationError, match="warp 0 waits for ever for what others do not do: the GPU would hang"):
+        run("@%p1 bar.sync 0;", whole, threads=64, module=module)
     run("@%p1 bar.sync 0;", {"%p1": np.repeat([True, False], 64)}, threads=64, blocks=2, module=module)
-    for lines in ("bar.sync 1, 32;", "bar.sync %r1;"):
-        with pytest.raises(NotCoveredError, match="a barrier for a part of the block"):
-            run(lines, module=module)
-    with pytest.raises(NotCoveredError, match=r"bar\.arrive"):
-        run("bar.arrive 0, 64;", module=module)
+    with pytest.raises(NotCoveredError, match=r"bar\.red"):
+        run("bar.red.popc.u32 %r9, 0, %p1;", module=module)
+
+
+WRITE, READ = "st.shared.b32 [%r1], %r3;\n", "ld.shared.b32 %r9, [%r2];\n"
+
+
+def three_warps(lines, module, **options):
+    """%r1: a thread's own word, %r2: the same thread's of the first warp; %p0, %p1, %p2: a warp each."""
+    thread = np.arange(96, dtype=np.uint32)
+    given = {"%r1": 4 * thread, "%r2": 4 * (thread % 32), "%r3": thread}
+    given |= {f"%p{warp}": thread // 32 == warp for warp in range(3)}
+    return run(lines, given, threads=96, shared_bytes=384, module=module, **options)
+
+
+def check_named_barriers(module):
+    """Of two of three warps; with an arrival, which does not wait and learns nothing."""
+    first_two, all_three = "@!%p2 bar.sync 2, 64;\n", "barrier.sync 1;\n"
+    for lines in (
+        f"{WRITE}{first_two}@%p1 {READ}",
+        f"{WRITE}@%p0 bar.arrive 2, 64;\n@%p1 bar.sync 2, 64;\n@%p1 {READ}",
+        f"{WRITE}{first_two}@!%p0 barrier.sync 3, 64;\n@%p2 {READ}",  # from the first to the second to the third
+        f"{WRITE}{all_three}{READ}{first_two}{all_three}",
+    ):
+        for seed in (None, *range(4)):
+            three_warps(lines, module, seed=seed)
+    for lines in (
+        f"{WRITE}{first_two}@%p2 {READ}",
+        f"{WRITE}mov.u32 %r4, %warpid;\nbar.sync %r4, 32;\n{READ}",
+        f"{WRITE}@%p0 bar.sync 2, 64;\n@%p1 bar.arrive 2, 64;\n@%p1 {READ}",
+        f"{WRITE}@%p0 bar.arrive 2, 64;\n@%p0 {WRITE.replace('%r3', '7')}@%p1 bar.sync 2, 64;\n@%p1 {READ}",
+        f"{WRITE}@!%p0 barrier.sync 3, 64;\n{first_two}@%p2 {READ}",
+    ):
+        with pytest.raises(RaceError, match="reads shared memory that another wrote"):
+            three_warps(lines, module)
+    for lines in ("@!%p2 bar.sync 2, 96;", "@%p0 bar.sync 2, 64;\n@%p1 bar.sync 3, 64;"):
+        for seed in (None, 1):
+            with pytest.raises(EmulationError, match="waits for ever"):
+                three_warps(lines, module, seed=seed)
+
+
+def check_elections(module):
+    got = run("elect.sync %r9|%p1, -1;", threads=64, module=module)["%p1"]
+    np.testing.assert_array_equal(got, np.arange(64) % 32 == 0)
 
 
 CHECKS = checks_of(globals())
