@@ -4,11 +4,11 @@ When a step's tokens are drawn, and before the host waits for them, the forward 
 is queued; it reads the tokens where they were drawn. The host takes its results, plans and packs while the GPU
 computes. When the next step asks for exactly these sequences (or for some of them, since others ended), their hidden
 states are there already; sampling follows as always, with masks and penalties that know every token. When it asks for
-something else, the pass was for nothing: what it wrote lies in slots that nobody reads before they are written again,
-for the GPU works in the order of its queue.
+something else, the pass was for nothing: its K and V lie in slots that no step reads before they are written again, for
+the GPU works in the order of its queue.
 
-The step ahead writes K and V into a slot beyond the newest token. `Room` gets it, as a drafter's room, from what is
-left over.
+The step ahead writes K and V into a slot beyond the newest token. `Room` takes that slot, as room for drafts is taken,
+from the blocks that the policy leaves over.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,11 +39,11 @@ class LookAhead:
     Args:
         replay: Queues a step of decodes, whose tokens are on the device, and returns its hidden states; None: it could
             not.
-        block_size, num_groups: A sequence has this many blocks, one of each group of layers, for so many tokens.
+        block_size, num_groups: A sequence has `num_groups` blocks, one of each group of layers, for `block_size` tokens.
         max_model_len: Tokens of the longest sequence.
 
     Attributes:
-        num_begun, num_used: Steps begun ahead, and those that the next step took.
+        num_begun, num_used: Steps begun ahead, and steps that were taken.
     """
 
     def __init__(self, replay: Replay, block_size: int, num_groups: int, max_model_len: int) -> None:
@@ -77,7 +77,7 @@ class LookAhead:
         self._latest = chunks
 
     def begin(self, token_ids: Int[Tensor, "T"]) -> None:
-        """Queue the step after the one that was noted; `token_ids` are its tokens, on the device."""
+        """Queue the step that follows the noted chunks; `token_ids` are their tokens, on the device."""
         chunks, self._latest = self._latest, None
         if chunks is None or not self._is_wanted or not all(_is_plain(chunk) for chunk in chunks):
             return

@@ -38,11 +38,11 @@ class Way(Protocol):
 
     def warm_up(self, forward: Callable[[], Any]) -> None: ...
     def capture(self) -> AbstractContextManager[Any]:
-        """What is launched within it is captured; `replay()` of the value it yields repeats it."""
+        """Captures the launches within it; `replay()` of the value that it yields repeats them."""
 
 
 class _Pieces(NamedTuple):
-    """The pieces of a forward pass of so many tokens; between piece i and the next comes attention of layer i."""
+    """The pieces of one forward pass; between piece i and the next comes attention of layer i."""
 
     graphs: list[Any]
     inputs: PackedBatch

@@ -80,7 +80,7 @@ class CudaGraphs:
 
     @contextmanager
     def capture(self) -> Iterator[torch.cuda.CUDAGraph]:
-        """What is launched within it is captured; `replay()` of the value it yields repeats it."""
+        """Captures the launches within it; `replay()` of the value that it yields repeats them."""
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate and wait meanwhile, as the receiver of another process's pages does.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -187,8 +187,8 @@ class DecodeGraphs:
     def replay(
         self, chunks: Sequence[ScheduledChunk], token_ids: Int[Tensor, "D"] | None = None
     ) -> Float[Tensor, "T N"] | None:
-        """The hidden states of decodes, computed by a graph; None if there is none for them. `token_ids`, which are on
-        the device, take the place of the chunks' tokens."""
+        """The hidden states of decodes, computed by a graph; None if they have no graph. `token_ids`, which are on the
+        device, take the place of the chunks' tokens."""
         # A chunk of one token in the middle of a prompt is not a decode: it has no row to sample.
         is_decode = all(chunk.num_samples and len(chunk.token_ids) == 1 + chunk.num_drafts for chunk in chunks)
         max_query_len = max(len(chunk.token_ids) for chunk in chunks)

@@ -70,7 +70,7 @@ class ModelRunner:
         """
         is_watched = self.watch is not None or self.model.watch_experts is not None
         replayed: Any = (None, None) if self._graphs is None or is_watched else self._graphs.run(chunks)
-        hidden, sampled = replayed  # all tokens' states, and those of the sampled rows
+        hidden, sampled = replayed  # states of all tokens, and of the sampled rows
         if hidden is None:
             cache, device = self.kv_cache, self.kv_cache.device
             packed = pack(chunks, cache.spec.block_size, num_groups=cache.num_groups, device=device)
