@@ -39,7 +39,7 @@ class LookAhead:
     Args:
         replay: Queues a step of decodes, whose tokens are on the device, and returns its hidden states; None: it could
             not.
-        block_size, num_groups: A sequence has `num_groups` blocks, one of each group of layers, for `block_size` tokens.
+        block_size, num_groups: A sequence has `num_groups` blocks, one per group of layers, for `block_size` tokens.
         max_model_len: Tokens of the longest sequence.
 
     Attributes:
