@@ -131,7 +131,7 @@ MUTANTS = [
     (ROOM, "verifying chunks count as decodes of one token", "len(decodes) - num_verifying", "len(decodes)", histories_with_drafts),
     (ROOM, "drafts are not counted", "plan.num_tokens + sum(map(len, drafts.values()))", "plan.num_tokens", histories_with_drafts),
     (PLANNER, "a dropped step keeps its room for drafts", "            if sequence.open_table.num_tokens > len(sequence.token_ids):\n", "            if False:\n", histories_with_drafts),
-    (PLANNER, "wrong drafts keep their room", "if len(sequence.token_ids) == num_computed < table.num_tokens:", "if False:", histories_with_drafts),
+    (PLANNER, "wrong drafts keep their room", "if len(sequence.token_ids) == num_computed < table.num_tokens - 1:", "if False:", histories_with_drafts),
     (SCHEDULER, "wrong drafts count as computed", "chunk.start + len(chunk.token_ids) - chunk.num_drafts + num_accepted)", "chunk.start + len(chunk.token_ids))", histories_with_drafts),
     (SCHEDULER, "an end inside a run is overlooked", "return tokens[: next(ends, room)]", "return tokens[:room]", histories_with_drafts),
     (SCHEDULER, "a run's tokens are lost but the last", "        sequence.token_ids += [token.token_id for token in tokens[:num_accepted]]\n", "", histories_with_drafts),
