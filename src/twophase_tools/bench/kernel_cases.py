@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twophase_kernels.attend_range import paged_attention_reference
+from twophase_kernels.gpu import gpu_generation
 from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
+from twophase_kernels.paged_prefill_tma import PAGE, paged_prefill_tma
 from twophase_kernels.quant import KVFormat, cache_dtype
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference, rope_reference
@@ -162,13 +164,22 @@ class CaseTable:
             options = {"max_query_len": max(query_lens), "scale": batch.scale, **longest}
             starts = None if max(query_lens) == 1 else batch.cu_query_lens
 
-            def ours() -> Any:
-                paged = batch.k_cache, batch.v_cache, batch.block_tables, batch.lengths
-                return kernel(batch.q, *paged, starts, **options)
+            paged = batch.k_cache, batch.v_cache, batch.block_tables, batch.lengths
 
-            return {OURS: lambda: Variant(ours)} | attention_rivals(batch, may_compile=self.may_compile)
+            def by_tma() -> Any:
+                return paged_prefill_tma(batch.q, *paged, batch.cu_query_lens, scale=batch.scale)
+
+            ours: dict[str, MakeVariant] = {OURS: lambda: Variant(lambda: kernel(batch.q, *paged, starts, **options))}
+            if not few and self._has_tma:
+                ours["ours, by TMA"] = lambda: Variant(by_tma)
+            return ours | attention_rivals(batch, may_compile=self.may_compile)
 
         return KernelCase(kernel.__name__, label, work, make_variants, self.tolerance, few, chunks)
+
+    @property
+    def _has_tma(self) -> bool:
+        """Whether `paged_prefill_tma` takes these attention cases."""
+        return self.sizes.page == PAGE and self.dtype.itemsize == 2 and gpu_generation(self.device) == "hopper"
 
     @property
     def _heads(self) -> tuple[int, int, int]:

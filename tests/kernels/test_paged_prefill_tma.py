@@ -1,0 +1,134 @@
+"""The warp-specialised prefill for Hopper, emulated: in the compiler's order and in others, and with faults planted."""
+
+import re
+
+import pytest
+import torch
+
+from ptx_emulator import CompilingProcess, EmulationError, emulated
+from tests.kernels.aot import compile_configs
+from tests.kernels.cases import assert_attention, attention_oracle, make_case
+from tests.kernels.planting import mutants_of, noticed_emulated, record_there
+from tests.kernels.production import BF16, FP16, FP32, AotConfig, meta
+from twophase_kernels import paged_prefill_tma as kernels
+
+pytest.importorskip("triton", reason="not run here: no triton")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+# Cached tokens or none; a chunk that ends inside a page, fills its last page, lies in a single one, or has no token.
+SEQ_LENS, QUERY_LENS = [130, 40, 64, 5], [66, 0, 9, 5]
+
+
+def check(module, heads=(6, 2), head_dim=64, dtype=FP16, seq_lens=(70, 5, 130), query_lens=(20, 5, 40)):
+    case = make_case(list(seq_lens), list(query_lens), heads=heads, head_dim=head_dim, page=64, dtype=dtype)
+    got = module.paged_prefill_tma(case.q, *case.cache, case.cu_query_lens, scale=case.scale, return_lse=True)
+    assert_attention(got, attention_oracle(case))
+
+
+def check_emulated(seed, heads, head_dim, dtype):
+    with emulated("sm_90", seed=seed) as driver:
+        check(kernels, heads, head_dim, dtype, SEQ_LENS, QUERY_LENS)
+    machine = driver.launched["paged_prefill_tma_kernel"].machine
+    assert machine.program.num_threads == 384, "a producer and two consumers"
+    assert machine.executed["wgmma"] > 0
+
+
+@pytest.mark.parametrize(
+    ("seed", "heads", "head_dim", "dtype"),
+    [
+        *((seed, (2, 1), 64, BF16) for seed in (None, 1, 2)),
+        (3, (2, 2), 64, FP16),
+        (4, (3, 1), 128, FP16),
+        (5, (8, 1), 128, BF16),
+    ],
+    ids=str,
+)
+def test_against_the_oracle(compiling, seed, heads, head_dim, dtype):
+    compiling.call(check_emulated, seed, heads, head_dim, dtype)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"page": 16}, "got pages of 16, heads of 64, 2 to a KV head, torch.float16"),
+        ({"head_dim": 32}, "heads of 32"),
+        ({"heads": (33, 1)}, "33 to a KV head"),
+        ({"dtype": FP32}, "torch.float32"),
+    ],
+    ids=str,
+)
+def test_refusals(options, message):
+    case = make_case([9], [3], **{"page": 64, "dtype": FP16, **options})
+    with pytest.raises(ValueError, match=message):
+        kernels.paged_prefill_tma(case.q, *case.cache, case.cu_query_lens, scale=1.0)
+
+
+def compiled():
+    q, k, v = meta(2048, 32, 128), *(meta(64, 8, 64, 128) for _ in "kv")
+    lengths = [meta(*shape, dtype=torch.int32) for shape in ((4, 64), (4,), (5,))]
+    return compile_configs("sm_90", [AotConfig("", lambda: kernels.paged_prefill_tma(q, k, v, *lengths, scale=0.1))])
+
+
+def test_machine_code():
+    with CompilingProcess() as process:  # the driver stays
+        (report,) = process.call(compiled)
+    assert (report.registers, report.spill_bytes) == (168, 0), "65,536 for 384 threads; roles share them out anew"
+    assert (report.matrix_instructions, report.async_copies) == (("wgmma",), ("tma",))
+
+
+# -- faults in the PTX ------------------------------------------------------------------------------------------------
+
+WAIT, GONE = r"mbarrier\.try_wait\S* complete, [^;]*;", "mov.pred complete, -1;"
+EARLY, IN_USE = (
+    "before the wait for the (?:asynchronous )?copy",
+    "written while hardware that reads it .* has not been waited for",
+)
+
+# What is left out, or replaced; which of several; what is said.
+FAULTS = {
+    "the producer does not wait": (WAIT, GONE, 2, "written while|more arrivals"),
+    "a consumer takes queries too early": (WAIT, GONE, 6, EARLY),
+    "a consumer takes keys too early": (WAIT, GONE, 7, EARLY),
+    "the other takes values too early": (WAIT, GONE, 11, EARLY),
+    "a consumer does not give keys back": (r"\S+ mbarrier\.arrive\.shared[^;]*;", "", 1, "waits for ever"),
+    "keys are given back in the middle of a product": (r"wgmma\.wait_group\S* 0;", "", 0, IN_USE),
+}
+
+
+def with_fault(ptx, old, new, which):
+    match = list(re.finditer(old, ptx))[which]
+    return ptx[: match.start()] + new + ptx[match.end() :]
+
+
+def check_fault(old, new, which, message):
+    with pytest.raises(EmulationError, match=message), emulated("sm_90", lambda ptx: with_fault(ptx, old, new, which)):
+        check(kernels, (2, 1), 64, FP16, [400], [9])  # more pages than buffers
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_named(compiling, name):
+    compiling.call(check_fault, *FAULTS[name])
+
+
+# -- faults in the source ---------------------------------------------------------------------------------------------
+
+MUTANTS = {
+    ("paged_prefill_tma",): [
+        ("a later key", "offs_n[None, :] <= (row_positions", "offs_n[None, :] - 1 <= (row_positions", check),
+        ("zeros before a page", " & (offs_n >= ahead)[None, :]", "", check),
+        ("slots of nobody", "tl.maximum(start + PAGE - hi, 0)", "start * 0", check),
+        ("keys of one head", "k_map.load([page, kv_head,", "k_map.load([page, 0,", check),
+        ("values from the page's start", "v_map.load([page, kv_head, -ahead,", "v_map.load([page, kv_head, 0,", check),
+        ("no cached tokens", "row_positions = seq_len - chunk_len + tokens", "row_positions = tokens", check),
+        ("old sums as they were", "acc * rescale[:, None])", "acc)", check),
+        ("heads of padding", " & (heads < G)", "", check),
+        ("a short search", "tl.static_range(STEPS)", "tl.static_range(STEPS - 9)", check),
+        ("the row of q's box", "out_ptr += chunk_start.to(tl.int64)", "out_ptr += ((chunk_start + first_token).to(tl.int64) - first_token)", check),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("check", "mutant"), mutants_of(MUTANTS))
+def test_mutants_are_killed(compiling, check, mutant):
+    record_there(compiling, noticed_emulated, mutant, check, "sm_90")
