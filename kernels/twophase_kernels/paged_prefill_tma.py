@@ -1,9 +1,9 @@
 """`paged_prefill` for Hopper with roles: a producer copies pages by TMA, two consumers multiply. Not run on a GPU.
 
 In `paged_prefill` every thread computes addresses of keys and copies a part of each tile, 16 bytes at a time, between
-the products. Here a page is a tile: its keys of one head are one box of a tensor map. The producer's warp asks for a
-box; the hardware copies it and reports to an mbarrier. Two consumers of four warps each own half of the tile's rows,
-and wait for mbarriers alone.
+the products. Here a page is a tile: its keys of one head are one box of a tensor map. One thread of the
+producer asks for a box; the hardware copies it and reports to an mbarrier. Two consumers of four warps each own half of
+the rows of queries, and wait for mbarriers alone.
 
 Triton 3.7.1 gives roles to a kernel with a single loop, all of whose matrices come by TMA. So
 
@@ -101,8 +101,8 @@ def paged_prefill_tma_kernel(
         acc = tl.dot(p.to(q.dtype), v, acc * rescale[:, None])
         row_max = new_max
 
-    # int64 for where the chunk starts; not from the row of q's box, which Triton 3.7.1 shifts twice for a consumer.
     mask_m = (tokens < chunk_len) & (heads < G)
+    # Counted from the chunk's start: rows counted from that of q's box Triton 3.7.1 shifts twice for a consumer.
     offs_row = tokens * H + kv_head * G + heads
     out_ptr += chunk_start.to(tl.int64) * (H * D)
     out = (acc / row_sum[:, None]).to(out_ptr.dtype.element_ty)
@@ -123,7 +123,7 @@ def paged_prefill_tma(
     out: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """As `paged_prefill`, for caches of 16 bits with pages of 64 and heads of 64 or 128, on Hopper.
+    """As `paged_prefill`, for q and caches of 16 bits, pages of 64 and heads of 64 or 128, on Hopper.
 
     Raises:
         ValueError: An argument breaks one of these rules.
@@ -134,10 +134,11 @@ def paged_prefill_tma(
         window=None, num_sinks=0, out=out, return_lse=return_lse,
     )  # fmt: skip
     group = num_heads // num_kv_heads
-    if page != PAGE or head_dim not in (64, 128) or q.dtype not in (torch.float16, torch.bfloat16) or group > 32:
+    dtypes = {q.dtype, k_cache.dtype}
+    if page != PAGE or head_dim not in (64, 128) or group > 32 or dtypes not in ({torch.float16}, {torch.bfloat16}):
         raise ValueError(
-            f"this kernel takes pages of {PAGE}, heads of 64 or 128, at most 32 of them to a KV head, and 16 bits; "
-            f"got pages of {page}, heads of {head_dim}, {group} to a KV head, {q.dtype}."
+            f"This kernel takes pages of {PAGE}, heads of 64 or 128, at most 32 to a KV head, and one dtype of 16 bits; "
+            f"got pages of {page}, heads of {head_dim}, {group} to a KV head, {q.dtype} and {k_cache.dtype}."
         )
     if num_tokens and num_seqs:
         from triton.tools.tensor_descriptor import TensorDescriptor

@@ -163,23 +163,20 @@ class CaseTable:
             batch = self._attention_batch(query_lens, seq_lens)
             options = {"max_query_len": max(query_lens), "scale": batch.scale, **longest}
             starts = None if max(query_lens) == 1 else batch.cu_query_lens
-
             paged = batch.k_cache, batch.v_cache, batch.block_tables, batch.lengths
-
-            def by_tma() -> Any:
-                return paged_prefill_tma(batch.q, *paged, batch.cu_query_lens, scale=batch.scale)
-
             ours: dict[str, MakeVariant] = {OURS: lambda: Variant(lambda: kernel(batch.q, *paged, starts, **options))}
             if not few and self._has_tma:
-                ours["ours, by TMA"] = lambda: Variant(by_tma)
+                inputs = batch.q, *paged, batch.cu_query_lens
+                ours["ours, by TMA"] = lambda: Variant(lambda: paged_prefill_tma(*inputs, scale=batch.scale))
             return ours | attention_rivals(batch, may_compile=self.may_compile)
 
         return KernelCase(kernel.__name__, label, work, make_variants, self.tolerance, few, chunks)
 
     @property
     def _has_tma(self) -> bool:
-        """Whether `paged_prefill_tma` takes these attention cases."""
-        return self.sizes.page == PAGE and self.dtype.itemsize == 2 and gpu_generation(self.device) == "hopper"
+        """Whether `paged_prefill_tma` takes these cases, on Hopper itself."""
+        takes = self.sizes.page == PAGE and self.dtype.itemsize == 2 and gpu_generation(self.device) == "hopper"
+        return takes and torch.cuda.get_device_capability(self.device)[0] == 9
 
     @property
     def _heads(self) -> tuple[int, int, int]:
