@@ -137,7 +137,7 @@ def paged_prefill_tma(
     dtypes = {q.dtype, k_cache.dtype}
     if page != PAGE or head_dim not in (64, 128) or group > 32 or dtypes not in ({torch.float16}, {torch.bfloat16}):
         raise ValueError(
-            f"This kernel takes pages of {PAGE}, heads of 64 or 128, at most 32 to a KV head, and one dtype of 16 bits; "
+            f"This kernel takes pages of {PAGE}, heads of 64 or 128, at most 32 to a KV head, one dtype of 16 bits; "
             f"got pages of {page}, heads of {head_dim}, {group} to a KV head, {q.dtype} and {k_cache.dtype}."
         )
     if num_tokens and num_seqs:
