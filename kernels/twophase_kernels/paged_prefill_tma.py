@@ -1,15 +1,15 @@
 """`paged_prefill` for Hopper with roles: a producer copies pages by TMA, two consumers multiply. Not run on a GPU.
 
 In `paged_prefill` every thread computes addresses of keys and copies a part of each tile, 16 bytes at a time, between
-the products. Here a page is a tile: its keys of one head are one box of a tensor map. One thread of the
-producer asks for a box; the hardware copies it and reports to an mbarrier. Two consumers of four warps each own half of
-the rows of queries, and wait for mbarriers alone.
+the products. Here a page is a tile: its keys of one head are one box of a tensor map. One thread of the producer asks
+for a box; the hardware copies it and reports to an mbarrier. Two consumers of four warps each own half of the rows of
+queries, and wait for mbarriers alone.
 
 Triton 3.7.1 gives roles to a kernel with a single loop, all of whose matrices come by TMA. So
 
-- the mask is applied to every page, also to those below the diagonal: 30 % of the loop's instructions;
-- the last page is read from before its start, so that the tile ends with the last key that some row sees. What lies
-  outside of a page TMA reads as zeros; slots that nobody owns may hold NaN, and 0 * NaN is NaN;
+- the mask is applied to every page, also to those below the diagonal: 30 % of a consumer's instructions in the loop;
+- the last page is read from before its start, so that the tile ends with the last key that some row sees. TMA fills
+  with zeros all that lies outside of a page. Slots that no sequence owns may hold NaN, and 0 * NaN is NaN;
 - the search for the program's sequence is unrolled, and a program without tokens reads no page.
 """
 
@@ -75,6 +75,7 @@ def paged_prefill_tma_kernel(
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_row_stride
 
     # Rows of padding are other chunks' tokens, other groups' heads or zeros; they are not stored.
+    # A map that the host made would not do for q: the compiler halves its box, a half for each consumer.
     q_map = tl.make_tensor_descriptor(q_ptr, [num_tokens, H, D], [q_row_stride, D, 1], [BLOCK_Q, HEADS, D])
     q = q_map.load([chunk_start + first_token, kv_head * G, 0]).reshape(BLOCK_M, D)
     offs_m, offs_d, offs_n = tl.arange(0, BLOCK_M), tl.arange(0, D), tl.arange(0, PAGE)
