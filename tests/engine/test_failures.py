@@ -89,7 +89,7 @@ class TestForward:
 
 class TestSampling:
     def fail_when(self, monkeypatch, is_culprit):
-        def faulty_sample(logits, rows):
+        def faulty_sample(logits, rows, before_wait):
             if any(is_culprit(row) for row in rows):
                 raise Broken("planted in sample")
             return sample(logits, rows)

@@ -69,7 +69,7 @@ class TestGenerate:
             llm.generate(TEXTS[:2], [GREEDY])
 
     def test_a_failed_request_raises_nothing_and_says_why(self, llm, monkeypatch):
-        def broken(logits, rows):
+        def broken(logits, rows, before_wait):
             raise RuntimeError("planted")
 
         monkeypatch.setattr("twophase.engine.model_run.sample", broken)
@@ -110,7 +110,7 @@ class TestStream:
             next(llm.stream("The", SamplingParams(n=2)))
 
     def test_a_failed_request_raises(self, llm, monkeypatch):
-        def broken(logits, rows):
+        def broken(logits, rows, before_wait):
             raise RuntimeError("planted")
 
         monkeypatch.setattr("twophase.engine.model_run.sample", broken)

@@ -84,7 +84,7 @@ def test_biases_are_made_once_for_all_steps_and_completions(llm, monkeypatch):
     """Of 16 x 300 biases a step in Python, each took as long as a step."""
     made, used = [], []
     monkeypatch.setattr(score_edits, "bias_of", lambda params: made.append(bias_of(params)) or made[-1])
-    monkeypatch.setattr(model_run, "sample", lambda logits, rows: used.extend(rows) or sampler.sample(logits, rows))
+    monkeypatch.setattr(model_run, "sample", lambda logits, rows, _: used.extend(rows) or sampler.sample(logits, rows))
     bias = dict.fromkeys(range(300), 1.0)
     generate(llm, logit_bias=bias, n=4, temperature=1.0, seed=1)
     assert len(made) == 1

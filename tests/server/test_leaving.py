@@ -140,7 +140,7 @@ def test_one_request_that_fails_harms_no_other(server, client, chat_folder, monk
 
     real = module.sample
 
-    def sample(logits, rows):
+    def sample(logits, rows, before_wait):
         if any(row.params.top_k == 13 for row in rows):
             raise RuntimeError("planted")
         return real(logits, rows)

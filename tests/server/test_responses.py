@@ -190,7 +190,7 @@ def test_a_bad_request_is_told_what_is_wrong(http, name):
 def test_a_failure_in_a_stream(server, client, http, monkeypatch):
     from twophase.engine import model_run as module
 
-    def sample(logits, rows):
+    def sample(logits, rows, before_wait):
         raise RuntimeError("planted")
 
     monkeypatch.setattr(module, "sample", sample)

@@ -117,7 +117,7 @@ def test_truncated_weights(twophase, tiny_folder, tmp_path):
 
 @pytest.mark.parametrize("option", ["--json", "--stream"])
 def test_a_failing_completion_is_reported(twophase, tiny_folder, monkeypatch, option):
-    def broken(logits, rows):
+    def broken(logits, rows, before_wait):
         raise ValueError("no dice")
 
     monkeypatch.setattr("twophase.engine.model_run.sample", broken)
