@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 SLACK = 0.05
 
 CEILINGS = {
-    "lines of src/twophase": 5_999,  # goal 6,000
+    "lines of src/twophase": 6_000,  # goal 6,000
     "files of src/twophase": 42,  # goal 45; a package's `__init__`, a docstring of what it has, is not counted
     "lines of the longest file": 312,  # goal 350
     "modules that `import twophase` loads": 7,  # goal 30

@@ -71,7 +71,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     # A CUDA graph cannot contain an all-reduce with a timeout.
     use_step_graphs = config.use_step_graphs and executor.sum_over_ranks is None
     runner = executor.run(ModelRunner(llama, kv_cache, target.limits.max_model_len, use_step_graphs))
-    room = getattr(runner, "room", None)
+    room = None if config.cache_factory or config.scheduler_factory else getattr(runner, "room", None)
     cache = _cache_factory(config, target.windows)(num_blocks, config.block_size, config.enable_prefix_caching)
     make_scheduler = config.scheduler_factory or partial(Scheduler, policy=config.policy)
     scheduler = make_scheduler(target.limits, cache)

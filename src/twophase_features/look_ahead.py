@@ -79,7 +79,8 @@ class LookAhead:
     def begin(self, token_ids: Int[Tensor, "T"]) -> None:
         """Queue the step that follows the noted chunks; `token_ids` are their tokens, on the device."""
         chunks, self._latest = self._latest, None
-        if chunks is None or not self._is_wanted or not all(_is_plain(chunk) for chunk in chunks):
+        is_wanted, self._is_wanted = self._is_wanted, False
+        if chunks is None or not is_wanted or not all(_is_plain(chunk) for chunk in chunks):
             return
         following = [chunk._replace(start=chunk.start + 1, block_ids=list(chunk.block_ids)) for chunk in chunks]
         if any(chunk.start >= min(self._num_slots(chunk), self._max_model_len) for chunk in following):
@@ -99,8 +100,14 @@ def _is_plain(chunk: ScheduledChunk) -> bool:
 
 
 def _reads(chunk: ScheduledChunk, begun: ScheduledChunk) -> bool:
-    """Whether a decode is the one begun: at the same position, over the same blocks. It may have got more of them."""
-    return chunk.start == begun.start and list(chunk.block_ids[: len(begun.block_ids)]) == begun.block_ids
+    """Whether a decode is the one begun: at the same position, over the same blocks. It may have got more of them, and
+    may have lost some (-1) that its window has left, which no query reads."""
+    blocks = list(chunk.block_ids[: len(begun.block_ids)])
+    is_same = blocks == begun.block_ids or (
+        len(blocks) == len(begun.block_ids)
+        and all(new in (old, -1) for new, old in zip(blocks, begun.block_ids, strict=True))
+    )
+    return chunk.start == begun.start and is_same
 
 
 @final

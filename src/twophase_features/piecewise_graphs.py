@@ -87,10 +87,11 @@ class PiecewiseGraphs:
         for name in ("token_ids", "positions", "slots"):
             pieces.inputs.arrays[name][..., :num_tokens].copy_(packed.arrays[name][..., :num_tokens])
         *firsts, last = pieces.graphs
-        for graph, kv in zip(firsts, cache.layers, strict=True):
-            graph.replay()
-            self._attended[:num_tokens].copy_(backend.attend(self._queries[:num_tokens], kv, plan))
-        last.replay()
+        with torch.cuda.device_of(self._queries):  # Triton launches on the current device
+            for graph, kv in zip(firsts, cache.layers, strict=True):
+                graph.replay()
+                self._attended[:num_tokens].copy_(backend.attend(self._queries[:num_tokens], kv, plan))
+            last.replay()
         hidden = pieces.hidden[:num_tokens]
         return hidden, hidden[packed.arrays["rows"]]
 

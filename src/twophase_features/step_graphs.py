@@ -81,10 +81,14 @@ class CudaGraphs:
     @contextmanager
     def capture(self) -> Iterator[torch.cuda.CUDAGraph]:
         """Captures the launches within it; `replay()` of the value that it yields repeats them."""
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate and wait meanwhile, as the receiver of another process's pages does.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            yield graph
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        try:
+            # Other threads may allocate and wait meanwhile, as the receiver of another process's pages does.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                yield graph
+        except Exception:
+            torch.cuda.set_stream(stream)  # the end of a capture that failed raises before it does so
+            raise
 
 
 @final
@@ -161,11 +165,13 @@ class DecodeGraphs:
         lengths = range(1, self._max_model_len + 1, MIN_GRAPH_CONTEXT)
         contexts = sorted({padded_context(length, self._max_model_len) for length in lengths}, reverse=True)
         nothing = ScheduledChunk(0, (0,), 0, (0,) * self._kv_cache.num_groups, 1)
-        for num_rows, context in itertools.product(rows, contexts):
-            shape = _Shape(num_rows, 1, context)
-            self._graphs[shape] = self._try_capture(self._pack([nothing], shape), shape)
         if self.pieces is not None:
             self.pieces.capture_all()
+        for num_rows, context in itertools.product(rows, contexts):
+            shape = _Shape(num_rows, 1, context)
+            packed = self._pack([nothing], shape)
+            packed.arrays["slots"].fill_(-1)  # no K and V are written
+            self._graphs[shape] = self._try_capture(packed, shape)
         logger.info("%d graphs of decodes captured in %.1f s", len(self._graphs), time.monotonic() - begin_s)
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> States:
@@ -181,8 +187,13 @@ class DecodeGraphs:
     @torch.inference_mode()
     def look_ahead(self, token_ids: Int[Tensor, "D"]) -> None:
         """The tokens of the latest run are drawn, and the host does not know them yet: begin the next step."""
-        if self.ahead is not None:
+        if self.ahead is None:
+            return
+        try:
             self.ahead.begin(token_ids)
+        except Exception as error:  # the step at hand is done, and must not fail
+            logger.warning("No decode is begun ahead from here on: %s", error)
+            self.ahead = None
 
     def replay(
         self, chunks: Sequence[ScheduledChunk], token_ids: Int[Tensor, "D"] | None = None

@@ -24,7 +24,11 @@ def draw(scores: Float[Tensor, "R V"], best: Float[Tensor, "R"], given: Parcel) 
     if prefers_kernels(device) and feature("triton.available").runs_triton(device, torch.float32):
         return draw_by_kernels(scores, best, given)
     weights = sampler.weigh(scores, best, given)
-    truncate(weights, *(given[name].cpu().numpy() for name in ("top_k", "top_p", "min_p")))
+    top_k, top_p, min_p = (given[name].cpu().numpy() for name in ("top_k", "top_p", "min_p"))
+    if top_k.any() or (top_p < 1).any() or min_p.any():
+        on_host = weights.cpu()
+        truncate(on_host, top_k, top_p, min_p)
+        weights = on_host.to(device)
     return sampler.draw(weights, given)
 
 
@@ -32,8 +36,9 @@ def draw_by_kernels(scores: Float[Tensor, "R V"], best: Float[Tensor, "R"], give
     """`draw`, sorting nothing and without waiting for the device."""
     from twophase_kernels.sampling import draw_tokens, weigh
 
-    weights = weigh(scores, given["random_rows"], best, given["temperature"])
-    return draw_tokens(weights, *(given[name] for name in ("top_k", "top_p", "min_p", "random_row_of_draw", "u")))
+    with torch.cuda.device_of(scores):  # Triton launches on the current device
+        weights = weigh(scores, given["random_rows"], best, given["temperature"])
+        return draw_tokens(weights, *(given[name] for name in ("top_k", "top_p", "min_p", "random_row_of_draw", "u")))
 
 
 def truncate(

@@ -31,19 +31,19 @@ class Device:
     """Counts a step's transfers and waits, and the ticks for which the device had nothing to do between replays."""
 
     def __init__(self, monkeypatch):
-        self.now = self.free = self.idle = self.done = 0
+        self.now = self.free = self.idle = 0
         self.counts = []
         monkeypatch.setattr(runner.Parcel, "of", self._counted("transfers", runner.Parcel.of))
         monkeypatch.setattr(sampler, "read", self._counted("waits", sampler.read))
 
     def _counted(self, name, function):
         def call(*args):
-            if name == "waits":
-                self.now = max(self.now, self.done)
-            else:  # sampling begins, or another batch is sent: all that was queued by now will be waited for
-                self.done = self.free
             self.counts[-1][name] += 1
-            return function(*args)
+            queued = self.free  # what is queued within a call that reads lies behind it
+            result = function(*args)
+            if name == "waits":
+                self.now = max(self.now, queued)
+            return result
 
         return call
 
@@ -135,6 +135,8 @@ def check_pressure(model, *modules):
 
 
 CHUNK = ScheduledChunk(seq_id=4, token_ids=(7,), start=5, block_ids=[2, 8], num_samples=1)
+# A window may have left a block that the step read.
+SAME = [{}, {"block_ids": [-1, 8, 1]}, {"block_ids": [2, 8, 1, 4]}]
 OTHERS = [
     {"start": 7}, {"seq_id": 5}, {"block_ids": [2, 9]}, {"block_ids": [2]}, {"num_samples": 0}, {"token_ids": (7, 7)},
     {"num_drafts": 1},
@@ -158,6 +160,8 @@ def check_taking(module):
     assert ahead.take(following).tolist() == [[0.0], [1.0], [2.0]]
     assert ahead.take(following) is None, "once"
     assert begun().take([following[2], following[0]]).tolist() == [[2.0], [0.0]]
+    for change in SAME:
+        assert begun().take([following[0]._replace(**change)]).tolist() == [[0.0]], change
     for change in OTHERS:
         assert begun().take([following[0], following[1]._replace(**change)]) is None, change
     assert begun(is_wanted=False).num_begun == 0, "a drafter's step would be another one"
@@ -167,6 +171,17 @@ def check_taking(module):
     ahead.begin(torch.tensor([1, 2, 3]))
     assert ahead.num_begun == 1, "the chunks are those of the step before"
     assert begun(block_size=3).num_begun == 0, "there is no slot"
+
+
+def check_reading(module):
+    """The values are those before `meanwhile`, which is called once."""
+    calls, tensor = [], torch.tensor([1, 2])
+    ids, peak = module.read([tensor, torch.tensor(0.5)], lambda: calls.append(tensor.fill_(9)))
+    assert (ids.tolist(), peak.tolist(), len(calls)) == ([1, 2], 0.5, 1)
+
+
+def test_reading():
+    check_reading(runner)
 
 
 def test_taking():
@@ -194,17 +209,21 @@ AHEAD, GRAPHS = look_ahead.__name__, step_graphs.__name__
 MUTANTS = [
     ("tokens of the step before", GRAPHS, "[: len(token_ids)].copy_(token_ids)", "[: len(token_ids)]", "greedy"),
     ("nothing begun", GRAPHS, "            self.ahead.begin(token_ids)\n", "            pass\n", "greedy"),
+    ("nothing meanwhile", "twophase.engine.runner", "    meanwhile()\n", "", "reading"),
+    ("values of after the step ahead", "twophase.engine.runner", "    values = torch.cat", "    meanwhile()\n    values = torch.cat", "reading"),
     ("at the position of the step before", AHEAD, "start=chunk.start + 1,", "start=chunk.start,", "greedy"),
     ("no room", AHEAD, "return plan if plan.prefills else with_drafts", "return plan if True else with_drafts", "greedy"),
     ("the room is taken back", "twophase.scheduling.planner", "table.num_tokens - 1:\n            self.cache.truncate(table, num_computed + 1)", "table.num_tokens:\n            self.cache.truncate(table, num_computed)", "greedy"),
     ("beyond the last block", AHEAD, "min(self._num_slots(chunk), self._max_model_len)", "self._max_model_len", "pressure"),
     ("rows of the first sequences", AHEAD, "if rows == list(range(len(rows))):", "if True:", "greedy"),
     ("any position", AHEAD, "chunk.start == begun.start and ", "", "taking"),
-    ("any blocks", AHEAD, " and list(chunk.block_ids[: len(begun.block_ids)]) == begun.block_ids", "", "taking"),
+    ("any blocks", AHEAD, "begun.start and is_same", "begun.start", "taking"),
+    ("fewer blocks", AHEAD, "        len(blocks) == len(begun.block_ids)\n        and all", "        all", "taking"),
+    ("left by the window", AHEAD, "new in (old, -1)", "new == old", "taking"),
     ("a step ahead is used twice", AHEAD, "ahead, self._ahead, self._latest = self._ahead, None, None", "ahead, self._latest = self._ahead, None", "taking"),
     ("any sequence", AHEAD, "row_of.get(chunk.seq_id, -1)", "row_of.get(chunk.seq_id, 1)", "taking"),
     ("chunks of the step before", AHEAD, "self._latest, self._is_wanted = None, is_wanted", "self._is_wanted = is_wanted", "taking"),
-    ("beside a drafter", AHEAD, " or not self._is_wanted", "", "taking"),
+    ("beside a drafter", AHEAD, " or not is_wanted", "", "taking"),
     ("with drafts", AHEAD, "chunk.num_samples == 1 and not chunk.num_drafts and ", "chunk.num_samples == 1 and ", "taking"),
     ("several tokens", AHEAD, " and len(chunk.token_ids) == 1\n", "\n", "taking"),
 ]  # fmt: skip
@@ -217,10 +236,12 @@ def test_mutants_are_killed(model, row, monkeypatch):
 
     def noticing(module):
         modules = {AHEAD: (module, step_graphs), GRAPHS: (look_ahead, module)}.get(planted[1], ())
-        if not modules:
+        if planted[1].endswith("planner"):
             monkeypatch.setattr("twophase.scheduling.scheduler.Planner", module.Planner)
         if case == "taking":
             check_taking(module)
+        elif case == "reading":
+            check_reading(module)
         elif case == "pressure":
             check_pressure(model, *modules)
         else:

@@ -76,7 +76,7 @@ def run_and_sample(runner: Runner, batch: Sequence[BatchEntry]) -> list[Sampled 
     logits = runner.run(chunks, None if scorer is None else scorer.take)
     # After the launch: on a GPU the constraints compute their masks while the model runs.
     rows = [row for each in batch for row in sampling_rows(each)]
-    sampled = iter(() if logits is None else sample(logits, rows, getattr(runner, "look_ahead", None)))
+    sampled = iter(() if logits is None else sample(logits, rows, getattr(runner, "look_ahead", id)))
     if scorer is not None:
         scorer.note()
     return [_result(each.chunk, sampled) for each in batch]

@@ -115,10 +115,15 @@ class Parcel:
         return self.buffer[where].view(dtype).view(shape)
 
 
-def read(tensors: Sequence[Tensor]) -> list[Float64[np.ndarray, "..."]]:
-    """The values of tensors, whose device is waited for once. fp64 holds a token id, or an fp32 number, exactly."""
-    values = torch.cat([tensor.flatten().double() for tensor in tensors]).cpu().numpy()
-    parts = np.split(values, list(accumulate(tensor.numel() for tensor in tensors))[:-1])
+def read(tensors: Sequence[Tensor], meanwhile: Callable[[], Any]) -> list[Float64[np.ndarray, "..."]]:
+    """The values of tensors, for which the host waits once; what `meanwhile` queues is behind them in the device's
+    queue, and not waited for. fp64 holds a token id, or an fp32 number, exactly."""
+    values = torch.cat([tensor.flatten().double() for tensor in tensors]).to("cpu", non_blocking=True)
+    arrived = torch.cuda.current_stream(tensors[0].device).record_event() if tensors[0].is_cuda else None
+    meanwhile()
+    if arrived is not None:
+        arrived.synchronize()
+    parts = np.split(values.numpy(), list(accumulate(tensor.numel() for tensor in tensors))[:-1])
     return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 

@@ -64,10 +64,10 @@ class SampleRow(NamedTuple):
 
 
 def sample(
-    logits: Float[Tensor, "R V"], rows: Sequence[SampleRow], before_wait: Callable[[Tensor], None] | None = None
+    logits: Float[Tensor, "R V"], rows: Sequence[SampleRow], before_wait: Callable[[Tensor], Any] = id
 ) -> list[Sampled | SamplingError]:
-    """Draw `num_samples` tokens for each row; `logits` is fp32 and not changed. The host waits for the device once,
-    and calls `before_wait` before it with the token ids, int64 [D], on the device.
+    """Draw `num_samples` tokens for each row; `logits` is fp32 and not changed. The host waits for the device once;
+    until then `before_wait`, given the token ids, int64 [D], may queue more work there.
 
     A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields a `SamplingError` in its place and
     leaves the other rows alone.
@@ -94,9 +94,7 @@ def sample(
             drawn = draw(weigh(scores, best.values, given), given)
         token_ids[given["random_draws"]] = drawn
     extra = scoring.logprobs_of(token_ids, logits, params, given) if scoring else []
-    if before_wait is not None:
-        before_wait(token_ids)
-    chosen, peaks, *scored = read([token_ids, best.values, *extra])
+    chosen, peaks, *scored = read([token_ids, best.values, *extra], lambda: before_wait(token_ids))
 
     tokens = [SampledToken(int(token_id)) for token_id in chosen]
     each = iter(scoring.with_logprobs(tokens, params, row_of_draw, *scored) if scoring else tokens)

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-# oneDNN chooses the layout for a batch of this many rows. Measured for 1 to 300 rows: layouts chosen for 32 or 512 rows
-# are equally fast for all; the layout chosen for 1 row is up to twice as slow for more rows.
+# oneDNN chooses the layout for this many rows: as fast for 1 to 300; that for 1 row is up to twice as slow for more.
 PACK_FOR_ROWS = 32
 
 

@@ -29,8 +29,7 @@ def resolve_dtype(option: str, config: ModelConfig, device: torch.device, is_qua
 
 
 def resolve_device(option: str | torch.device) -> torch.device:
-    """The device for a user's option; 'auto' is CUDA where there is one. Raises ConfigError if there is no such device,
-    or the engine does not run on its kind."""
+    """The device for a user's option; 'auto' is CUDA where there is one. Raises ConfigError if it cannot be used."""
     if option == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
