@@ -111,7 +111,7 @@ MUTANTS = {
         ("dimensions outermost first", "enumerate(zip(corner, strides, strict=True))", "enumerate(zip(corner[::-1], strides, strict=True))"),
         ("nothing is outside", 'inside = inside & (along >= 0) & (along < tensor["global_dim"][axis])', "inside = inside & (along >= 0)"),
         ("nothing is before the first", "(along >= 0) & ", ""),
-        ("boxes land at once", "    state.landing.append(BoxLoad(firsts", "    BoxLoad(firsts"),
+        ("boxes never land", "    state.landing.append(BoxLoad(firsts", "    (BoxLoad(firsts"),
         ("boxes land uncounted", "        self.mbarrier.missing_bytes -= self.data.size\n", ""),
         ("boxes are written by threads", "self.data, is_bulk=True", "self.data"),
         ("a store's bytes are free", "    state.bulk_stores.add(BoxStore(granules, owner), owner)\n", ""),
