@@ -129,7 +129,7 @@ def draw_reads(kernel: Any, query_lens: Sequence[int], cached: Sequence[int]) ->
         axes.text(first + 1.5, -0.75, f"{owner}: block {page}", ha="center", va="bottom", fontsize=9, color=INK)
     axes.set_yticks(range(len(rows)), [name.partition(", head")[0] for name in rows], fontsize=9)
     axes.set(xlabel="slots of the pool, block by block; the number is the key's position", ylabel="query")
-    axes.set_title("Weights of query head 0: darker is more, white is never read", loc="left", fontsize=10, pad=22)
+    axes.set_title("Weights of query head 0: more colour is more, blank is never read", loc="left", fontsize=10, pad=22)
     handles = [
         Patch(facecolor=colours(shade / 1.25), edgecolor=LINE, label=name)
         for shade, name in ((0.28, "read, small weight"), (1.0, "read, large weight"))
