@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-INVERTED = "filter: invert(.9) hue-rotate(180deg)"
+INVERTED = "filter: invert(.92) hue-rotate(180deg) brightness(1.35) saturate(1.1)"
 STYLE = (
     f'<style>body[data-jp-theme-light="false"] .jp-OutputArea-output img, body.vscode-dark img {{ {INVERTED} }}</style>'
 )

@@ -86,7 +86,7 @@ footer { margin-top: 1.6rem; color: var(--dim); font-size: .85rem; }
 section + section { margin-top: 3.5rem; break-before: page; }
 @media (prefers-color-scheme: dark) {
   .verdict { filter: brightness(1.55); }
-  img { filter: invert(.9) hue-rotate(180deg); }
+  img { filter: invert(.92) hue-rotate(180deg) brightness(1.35) saturate(1.1); }
 }
 @media (max-width: 40rem) { .id, .points, .verdict { white-space: normal; } th, td { padding-right: .5rem; } }
 @media print {
