@@ -61,7 +61,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. One step, taken apart
-# <!-- minutes: 14 -->
+# <!-- minutes: 16 -->
 #
 # In lab 1 you put a cache into a toy of one layer. A real model is the same thirty times over, with grouped heads,
 # rotated positions and a vocabulary. Here is the step for one token, with the shapes of SmolLM2.
@@ -191,7 +191,7 @@ step_time.draw_step_times({name: (list(lengths), times_s) for name, times_s in t
 
 # %% [markdown]
 # ## 2. What a step reads
-# <!-- minutes: 12 -->
+# <!-- minutes: 11 + 6 -->
 #
 # To multiply by a weight, the processor must have it, and 135 million weights of four bytes do not fit into any cache
 # close to it. So every step fetches every weight from memory, once. With one row, each weight fetched is used for two
@@ -234,10 +234,9 @@ for name, (weights, kv) in examples.items():
 print(f"70B in bf16 at 3.35 TB/s: at most {3.35e12 / (2 * 70e9):.0f} tokens per second for one sequence")
 
 # %% [markdown]
-# **Read the result.** For one sequence the weights are nearly everything: 14 GB beside 0.524 GB. (That figure is often
-# printed as 512 MB. 512 KiB for each of 1,000 tokens are 524 MB, or 500 MiB.) In a batch the weights are read once for
-# all sequences, while each sequence brings its own K and V: 32 long contexts outweigh the model. The first half is why
-# batching pays, the second is why it stops paying (section 8).
+# **Read the result.** For one sequence the weights are nearly everything: 14 GB beside 0.524 GB. In a batch the weights
+# are read once for all sequences, while each sequence brings its own K and V: 32 long contexts outweigh the model. The
+# first half is why batching pays, the second is why it stops paying (section 8).
 #
 # The last line is the limit for one sequence on an H100, and no kernel changes it. Four things do: fewer bytes per
 # weight (lab 6), fewer weights per token (a mixture of experts reads a few of its experts, lab 7), more cards that read
@@ -247,7 +246,7 @@ print(f"70B in bf16 at 3.35 TB/s: at most {3.35e12 / (2 * 70e9):.0f} tokens per 
 # %% [markdown]
 # **How many operations per byte?** Attention multiplies and adds H · D elements for every key, once for the scores and
 # once for the values: 4 · H · D operations, on 2 · H_kv · D elements read. The head size cancels. The fourth line is
-# an attention of another kind, in which all heads read one latent of 576 elements; it is explained below.
+# an attention of another kind, in which all heads read one latent of 576 elements (*Going further*, below).
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -267,36 +266,12 @@ for name, gpu in {"A100, 40 GB": A100, "H100 SXM": H100}.items():
 
 # %% [markdown]
 # **Read the result.** With keys and values per head, attention does one or a few operations on each byte it reads, and
-# the ridge of either card is 50 to 300 times higher: in a decode step it is memory-bound, too. (Formulas in print that
-# give 0.1 FLOP per byte leave out the 2 of a multiply and an add, or count keys and forget that one has several bytes.)
-#
-# **Multi-head latent attention** (MLA, arXiv:2405.04434) stores one latent vector $c$ of R elements for a token, from
-# which each head makes its key and value by matrices of its own: $k = c\,W_{UK}$, $v = c\,W_{UV}$. Decompressed, that
-# is attention with H heads. But $q \cdot (c\,W_{UK}) = (q\,W_{UK}^T) \cdot c$: the matrices can be *absorbed* into the
-# query and the result, and then all heads read the latents themselves, as if there were one KV head.
-
-# %%
-# NBVAL_CHECK_OUTPUT
-draw = torch.Generator().manual_seed(0)
-H, D, R, S = 16, 32, 64, 100  # heads, elements of a head and of a latent, tokens in the cache
-latents, q = torch.randn(S, R, generator=draw), torch.randn(H, 1, D, generator=draw)
-w_uk, w_uv = torch.randn(2, H, R, D, generator=draw) / R**0.5
-
-decompressed = (q @ (latents @ w_uk).mT).softmax(-1) @ (latents @ w_uv)  # keys and values [H, S, D]
-absorbed = ((q @ w_uk.mT) @ latents.mT).softmax(-1) @ latents @ w_uv  # nothing of S tokens but the latents
-
-print("the same to 1e-4:", torch.allclose(decompressed, absorbed, atol=1e-4))
-print(f"elements of a token in the cache: K and V of {H} heads {2 * H * D:,}, the latent {R}")
-print(f"DeepSeek-V3: {61 * (512 + 64) * 2:,} bytes of a token; with K and V of 128 heads {61 * 2 * 128 * 128 * 2:,}")
+# the ridge of either card is 50 to 300 times higher: in a decode step it is memory-bound, too.
 
 # %% [markdown]
-# (DeepSeek-V3's latent has 512 elements for keys and values and 64 that carry the rotary position, which cannot be
-# absorbed.) So its cache is small, and its 128 heads do 242 operations on each byte of it: above the A100's ridge, near
-# the H100's, and above that with a single draft token. For a prompt, decompressing is cheaper; engines do both.
-
-# %% [markdown]
-# **This machine.** The engine reads SmolLM2 in float32. If a step did nothing but read, at the speed at which one
-# thread copies a quarter of a gigabyte (as in lab 2), it would reach its ceiling.
+# **This machine.** The engine reads SmolLM2 in float32. If a step did nothing but read, at the rate at which one
+# thread copies a quarter of a gigabyte (bytes read and bytes written both count, as in lab 2), it would reach its
+# ceiling.
 
 # %%
 num_bytes = sum(bytes_of_step(step_time.NUM_WEIGHTS, 4, 46_080, [44]))
@@ -329,7 +304,7 @@ step_time.draw_times(times_s, "What explains the time of a decode step? (SmolLM2
 # the second bar. What is left over after both: a product of a matrix with one row reads more slowly than a copy does.
 #
 # A client sees the time per output token, **TPOT**, which has two more terms: a token is chosen from the logits, and
-# its text is sent.
+# its text is sent (flushed).
 
 # %%
 import json
@@ -355,8 +330,36 @@ for name, part_s in parts_s.items():
 # > this step on an H100 in bf16: 0.269 GB of weights at 3.35 TB/s take 80 µs, so the fixed price dominates.
 
 # %% [markdown]
+# ### Going further: multi-head latent attention
+#
+# **Multi-head latent attention** (MLA, arXiv:2405.04434) stores one latent vector $c$ of R elements for a token, from
+# which each head makes its key and value by matrices of its own: $k = c\,W_{UK}$, $v = c\,W_{UV}$. Decompressed, that
+# is attention with H heads. But $q \cdot (c\,W_{UK}) = (q\,W_{UK}^T) \cdot c$: the matrices can be *absorbed* into the
+# query and the result, and then all heads read the latents themselves, as if there were one KV head.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+draw = torch.Generator().manual_seed(0)
+H, D, R, S = 16, 32, 64, 100  # heads, elements of a head and of a latent, tokens in the cache
+latents, q = torch.randn(S, R, generator=draw), torch.randn(H, 1, D, generator=draw)
+w_uk, w_uv = torch.randn(2, H, R, D, generator=draw) / R**0.5
+
+decompressed = (q @ (latents @ w_uk).mT).softmax(-1) @ (latents @ w_uv)  # keys and values [H, S, D]
+absorbed = ((q @ w_uk.mT) @ latents.mT).softmax(-1) @ latents @ w_uv  # nothing of S tokens but the latents
+
+print("the same to 1e-4:", torch.allclose(decompressed, absorbed, atol=1e-4))
+print(f"elements of a token in the cache: K and V of {H} heads {2 * H * D:,}, the latent {R}")
+print(f"DeepSeek-V3: {61 * (512 + 64) * 2:,} bytes of a token; with K and V of 128 heads {61 * 2 * 128 * 128 * 2:,}")
+
+# %% [markdown]
+# (DeepSeek-V3's latent has 512 elements for keys and values and 64 that carry the rotary position, which cannot be
+# absorbed.) So its cache is small, and its 128 heads do 242 operations on each byte of it: above the A100's ridge, near
+# the H100's, and above that with a single draft token to verify (lab 5). For a prompt, decompressing is cheaper;
+# engines do both.
+
+# %% [markdown]
 # ## 3. The memory of decoding
-# <!-- minutes: 35 + 11 -->
+# <!-- minutes: 36 + 12 -->
 #
 # An engine holds the K and V of dozens of sequences that grow by one token per step, end at any time, and often begin
 # with the same text. Lab 1 showed what becomes of memory that is reserved for the longest answer. So memory is cut into
@@ -575,8 +578,8 @@ block_pictures.draw_copy_on_write()
 # <!-- card 3.4 -->
 # `fork(table)` returns a second table of the same tokens and takes no block. `prepare_write(table)` makes sure that the
 # next token, at position `table.num_tokens`, can be written without changing what others read. It returns the block
-# copies to do first, as pairs (source, target): none, or one. If there is no block for the copy, `OutOfBlocksError`
-# goes through and nothing has changed.
+# copies to do first, as pairs (source, target): none, or one. (A new block is `grow`'s to take.) If there is no block
+# for the copy, `OutOfBlocksError` goes through and nothing has changed.
 #
 # ```python
 # >>> table.block_ids, table.num_tokens                   # blocks of 4, in a pool whose next block is 3
@@ -647,7 +650,7 @@ block_pictures.draw_history(histories[126].frames[:22], 8, "One history: which s
 
 # %% [markdown]
 # **Read the result.** Blocks change hands, and a sequence's blocks are wherever there was room. Every read found the
-# right tokens all the same, and more than a thousand times the pool ran out without damage.
+# right tokens all the same, and in the 200 histories the pool ran out more than a thousand times without damage.
 
 # %% [markdown]
 # ### Open the engine
@@ -743,7 +746,7 @@ for layers in (suspects.DropsAResidual(model), parts):
 
 # %% [markdown]
 # ## 4. Attention over gathered blocks
-# <!-- minutes: 7 -->
+# <!-- minutes: 8 -->
 #
 # Writing into blocks is easy: one slot per token. Reading is harder, since attention wants all keys of a sequence, in
 # order. The pool is one tensor `[N, H_kv, PAGE, D]` for K and one for V in each layer, and each sequence of the batch
@@ -793,20 +796,22 @@ paged_s = seconds(lambda: paged_attention(*wide.arguments), repeats=9)
 moved = contiguous.num_bytes
 print(f"8 sequences of 512 tokens, one layer: {moved / 1e6:.1f} MB of K and V")
 print(f"in order already: {1e6 * row_s:.0f} us; gathered first: {1e6 * paged_s:.0f} us, {paged_s / row_s:.1f} times")
-print(f"bytes moved: {moved / 1e6:.1f} MB; gathered {3 * moved / 1e6:.1f} MB (blocks read, copy written, copy read)")
+print(
+    f"bytes moved: {moved / 1e6:.1f} MB; gathered {5 * moved / 1e6:.1f} MB (copied, heads put first, read: 2 + 2 + 1)"
+)
 
 # %% [markdown]
-# **Read the result.** Compare the two factors, of the times and of the bytes. One gather is three passes over the
-# bytes; code that then transposes the gathered blocks into one axis copies once more, and makes it five. The rest is
-# mostly the indexing itself, which copies many small rows more slowly than one long one. (A loop over positions would
-# measure Python and nothing else.)
+# **Read the result.** Compare the two factors, of the times and of the bytes. A gather is three passes over the bytes:
+# blocks read, a copy written, and read. This one makes a second copy, in which a head's slots are one axis (`transpose`
+# and `flatten`), and that makes five. The rest is mostly the indexing itself, which copies many small rows more slowly
+# than one long one.
 #
-# **Takeaway.** Gathering moves every byte of K and V at least three times, 18.9 MB instead of 6.3 MB here, in a phase
+# **Takeaway.** Gathering moves every byte of K and V at least three times, here five: 31.5 MB for 6.3 MB, in a phase
 # whose time is the bytes it moves. Attention has to follow the block table *while* it reads: that takes a kernel.
 
 # %% [markdown]
 # ## 5. The decode kernel
-# <!-- minutes: 25 + 19 -->
+# <!-- minutes: 30 + 21 -->
 #
 # Lab 2 has a kernel that reads blocks where they are: the prefill kernel. A decode step is a prefill with a chunk of
 # one token, so why write another? Run the engine's prefill kernel on three sequences with one query each:
@@ -840,9 +845,9 @@ for chunk in (512, 42, 8, 1):
 # could use. (In a step of short chunks alone, the engine's `prefill_tiles` takes 16 rows, the least that `tl.dot`
 # takes.)
 #
-# A single token does without two more things. The engine's prefill kernel searches for the sequence that its rows
-# belong to; here the grid has a program per (sequence, KV head). And it has a position per row for the causal mask;
-# here every row is the last token, and sees every key that exists. What remains is short:
+# Two more things are superfluous for a single token. The engine's prefill kernel searches for the sequence that its
+# rows belong to; here the grid has a program per (sequence, KV head). And it has a position per row for the causal
+# mask; here every row is the last token, and sees every key that exists. What remains is short:
 
 # %% [markdown]
 # ```mermaid
@@ -876,6 +881,12 @@ decode_pictures.draw_tile(pages=[5, 2, 7], seq_len=10, start=0, block_n=16, page
 # %% [markdown]
 # **In view: the prefill kernel of lab 2**, as it stands in your notebook of that lab, with its blanks where you
 # left them. Which of its lines does a single token need, and which become simpler?
+#
+# <details><summary>Answer</summary>
+#
+# It needs the loop as it is: block ids, K and V, scores, the online softmax. The rows become simpler (the group's
+# heads, all of one token), and with them the mask: a key is seen if its position is below the length.
+# </details>
 
 # %%
 from twophase_labs.decode.earlier_kernel import prefill_kernel
@@ -897,9 +908,9 @@ show_source(fold_tile, first="def fold_tile")
 # <!-- card 3.6 -->
 # Write the kernel: attention of each sequence's one query over all its keys, read where they lie. `launch_paged_decode`
 # starts a program for each sequence and KV head. Where K of a position is follows from its block and the layout of
-# `k_ptr`, as in lab 2's 2.8. For the sequence in the picture, 10 tokens in blocks 5, 2 and 7, one tile is enough:
-# positions 0 to 15, of which 10 to 15 do nothing. Fold a tile in by `fold_tile` or write it out; in which order you go
-# through the keys is your choice.
+# `k_ptr`, as in lab 2's 2.8 (in int64: a pool may have more than 2^31 elements). For the sequence in the picture, 10
+# tokens in blocks 5, 2 and 7, one tile is enough: positions 0 to 15, of which 10 to 15 do nothing. Fold a tile in by
+# `fold_tile` or write it out; in which order you go through the keys is your choice.
 
 
 # %% tags=["exercise:3.6"]
@@ -997,7 +1008,7 @@ decode_pictures.draw_weights(
 
 # %% [markdown]
 # **Read the result.** Sequence 0 sees its three blocks, the last one half; sequence 1 sees its own two, elsewhere in
-# the pool: all of the first and one slot of the second. All else is white, though every slot holds something. A wrong
+# the pool: all of block 3 and one slot of block 1. All else is white, though every slot holds something. A wrong
 # kernel is shown to you like this, with the wrong cells outlined.
 #
 # And the questions from above: 0 times NaN is NaN, so what is past the end must not even be loaded; and a score of 0
@@ -1025,8 +1036,7 @@ for name, elapsed_s in {"in order already": row_s, "gathered first": paged_s, "y
 # %% [markdown]
 # **Tuning.** The result does not depend on the size of a tile, the time does, and no formula gives the best one: it is
 # tried. On a GPU two more numbers are, the **warps** that share a program's tile and the **stages**, tiles in flight
-# (lab 2, section 10); on a processor they mean nothing. `@triton.autotune` does the same by itself. (What a GPU would
-# print here has not been measured yet.)
+# (lab 2, section 10); on a processor they mean nothing. `@triton.autotune` does the same by itself.
 
 # %%
 # needs: triton
@@ -1197,7 +1207,7 @@ check("3.8")
 
 # %% [markdown]
 # ## 6. Split and merge
-# <!-- minutes: 36 -->
+# <!-- minutes: 26 + 18 -->
 #
 # A GPU is not one processor but many. An H100 SXM has 132 *streaming multiprocessors* (SMs). A program runs on one of
 # them and never on two, and what an SM can fetch from memory at a time is bounded. To draw the whole bandwidth of the
@@ -1386,8 +1396,44 @@ for num_splits in (1, 2, 3, 6, 13):
 # **Read the result.** The same output for every division, with empty splits and without. But splitting is not free:
 # each split writes D + 1 elements per query head, in fp32, and the merge reads them again. For contexts as short as
 # these, 13 splits move half as many bytes again as K and V.
+
+# %% [markdown]
+# ### Open the engine
 #
-# ### How many splits?
+# The engine's merge is a kernel, launched with a program per row; `BLOCK_S` is 16. The second half of it:
+
+# %%
+# needs: triton
+from twophase_kernels.merge_splits import merge_splits_kernel
+
+show_source(merge_splits_kernel, first="weight_sum = tl.zeros", last="out = tl.sum(acc")
+
+# %% [markdown]
+# **Question.** Splits are taken sixteen at a time, and each of the 16 lanes adds up its own before the lanes are added
+# to each other. Why is the number of lanes fixed, instead of the next power of two from `num_splits`?
+#
+# <details><summary>Answer</summary>
+#
+# Floating-point sums depend on their order. If the lane of a split depended on how many splits the launch had, so would
+# the order, and empty splits at the end could change the last bits of the result. With fixed lanes they add zeros and
+# change nothing. Partial results stay fp32 to the end for a similar reason: rounded first, they would lose digits for
+# nothing.
+# </details>
+
+# %% [markdown]
+# > **In production, 2026.** FlashInfer's `plan()` balances the splits of a ragged batch before the step
+# > (arXiv:2501.01005) and FlashAttention 3 takes such a plan as `scheduler_metadata`. SGLang's Triton decode kernel
+# > splits into [`--triton-attention-num-kv-splits`](https://docs.sglang.io/advanced_features/server_arguments.html)
+# > parts, 8 by default (its documentation advises more for longer contexts), and keeps the partial results' precision
+# > behind `--triton-attention-reduce-in-fp32`, off by default. By roofline: one sequence of 32,768 tokens, 8 KV heads
+# > of 128 in bf16, is 134 MB per layer. At 3.35 TB/s that takes 40 µs if all 132 SMs of an H100 read, and 16.5 times as
+# > long if 8 of them do, at an equal share of bandwidth each.
+#
+# **Takeaway.** One sequence with 8 KV heads keeps 6 % of 132 SMs busy; with 16 splits it is 97 %, and the merge is
+# exact whatever the division.
+
+# %% [markdown]
+# ### Going further: how many splits?
 #
 # With the same number for every sequence a batch of unequal lengths waits for its longest: one context of 32,768 tokens
 # among sixty short ones is what a server sees every day. A **plan** gives each sequence its own number. To compare
@@ -1448,8 +1494,11 @@ split_machine.draw_plans({"8 for all": [8] * 61, "your plan": split_plan(ragged,
 
 # %%
 # needs: triton
+from twophase_kernels import paged_decode as engines_decode
 from twophase_kernels.paged_decode import choose_num_splits, is_split_by_length
 
+for name in ("PROGRAMS_PER_SM", "MIN_TOKENS_PER_SPLIT", "MIN_TOKENS_PER_CHUNK", "MAX_SPLITS"):
+    print(f"{name} = {getattr(engines_decode, name)}")
 show_source(choose_num_splits)
 
 # %%
@@ -1457,50 +1506,15 @@ show_source(choose_num_splits)
 show_source(is_split_by_length)
 
 # %% [markdown]
-# ### Open the engine
-#
-# The engine's merge is a kernel, launched with a program per row; `BLOCK_S` is 16. The second half of it:
-
-# %%
-# needs: triton
-from twophase_kernels.merge_splits import merge_splits_kernel
-
-show_source(merge_splits_kernel, first="weight_sum = tl.zeros", last="out = tl.sum(acc")
-
-# %% [markdown]
-# **Question.** Splits are taken sixteen at a time, and each of the 16 lanes adds up its own before the lanes are added
-# to each other. Why is the number of lanes fixed, instead of the next power of two from `num_splits`?
-#
-# <details><summary>Answer</summary>
-#
-# Floating-point sums depend on their order. If the lane of a split depended on how many splits the launch had, so would
-# the order, and empty splits at the end could change the last bits of the result. With fixed lanes they add zeros and
-# change nothing. Partial results stay fp32 to the end for a similar reason: rounded first, they would lose digits for
-# nothing.
-# </details>
-
-# %% [markdown]
-# > **In production, 2026.** FlashInfer's `plan()` balances the splits of a ragged batch before the step
-# > (arXiv:2501.01005) and FlashAttention 3 takes such a plan as `scheduler_metadata`. SGLang's Triton decode kernel
-# > splits into [`--triton-attention-num-kv-splits`](https://docs.sglang.io/advanced_features/server_arguments.html)
-# > parts, 8 by default (its documentation advises more for longer contexts), and keeps the partial results' precision
-# > behind `--triton-attention-reduce-in-fp32`, off by default. By roofline: one sequence of 32,768 tokens, 8 KV heads
-# > of 128 in bf16, is 134 MB per layer. At 3.35 TB/s that takes 40 µs if all 132 SMs of an H100 read, and 16.5 times as
-# > long if 8 of them do, at an equal share of bandwidth each.
-#
-# **Takeaway.** One sequence with 8 KV heads keeps 6 % of 132 SMs busy; with 16 splits it is 97 %, and the merge is
-# exact whatever the division.
-
-# %% [markdown]
 # ## 7. A byte instead of two
-# <!-- minutes: 9 + 10 -->
+# <!-- minutes: 11 + 11 -->
 #
 # A decode step waits for bytes, so fewer bytes are less waiting, and they leave room for more sequences. Weights can be
 # stored in fewer bits, and so can K and V: in **int8**, a whole number from -127 to 127 per element. What is
 # lost is precision, and this section measures how much.
 #
-# An int8 is a number of *quantisation steps*; the size of one, the **scale**, is stored beside it. One scale for how
-# many elements? Look at real values first: V of one layer of SmolLM2, for a text of about 150 tokens.
+# An int8 is a number of *quantisation steps*; the size of one, the **scale**, is stored beside it. How many elements
+# share one scale? Look at real values first: V of one layer of SmolLM2, for a text of about 150 tokens.
 #
 # **Think first.** If all of them shared one scale, it would have to suit the largest. Which rows would pay for that?
 
@@ -1569,8 +1583,8 @@ print(f"8 bits, but one scale for all tokens and heads of a layer: error of V {o
 # %% [markdown]
 # **Read the result.** Each bit less doubles the quantisation step, and with it the error. In 8 bits K and V are both
 # off by about 1 % or less. (An error that is uniform over a step has a root mean square of step / √12: 0.29 of 1/127 of
-# the largest element is 0.23 % of it, and 0.9 % of an element a quarter as large.) The last line is the one scale for
-# all of the picture above: the error of V about doubles.
+# the largest element is 0.23 % of it, and 0.9 % of an element a quarter as large.) The last line has one scale for all
+# of the picture's values: the error of V about doubles.
 #
 # But an error of K is not yet an error of the model. Scores are sums over 64 elements, whose errors partly cancel, and
 # a peaked softmax hardly changes under small errors. What counts is what comes out.
@@ -1603,11 +1617,10 @@ panels = {
 needle_pictures.draw_needles(panels)
 
 # %% [markdown]
-# **Read the result.** Your numbers may differ; trust the figure. With int8 we have seen no needle lost and next to
-# no change in surprise, at any of these lengths. With 3 bits needles were lost in the two longer texts and none in the
-# shortest. That is what one would expect, since every further key brings noise of its own into the softmax; but fifteen
-# needles are few, and the surprise does not rise evenly with the length. What it does show: a test with short prompts
-# alone would have found nothing.
+# **Read the result.** Your numbers may differ; trust the figure. With int8 we have seen no needle lost and next to no
+# change in surprise, at any of these lengths. With 3 bits needles were lost in the two longer texts and none in the
+# shortest. Fifteen needles are few, and the surprise does not rise with the length. What it does show: a test with
+# short prompts that counts needles alone would have found nothing, though the model is less certain there, too.
 #
 # Nor does it show more than it tested: 135 million weights, about a thousand tokens, single facts. Lab 5 builds a gate
 # from several such tests; the rule is to measure your own model, at your own lengths.
@@ -1665,7 +1678,9 @@ print(f"{int((data != engines_data).sum())} of {data.numel():,} numbers differ, 
 # %%
 num_tokens = needle.read(300).num_tokens
 for num_recent in (0, 16, 64):
-    size = 128 * num_recent + 68 * (num_tokens - num_recent)  # bytes of a head's K: 64 in fp16, or in int8 and a scale
+    size = 128 * num_recent + 28 * (
+        num_tokens - num_recent
+    )  # bytes of a head's K: 64 in fp16, or in 3 bits and a scale
     print(f"the last {num_recent:2} of {num_tokens} tokens in fp16: {size / (128 * num_tokens):3.0%} of fp16's bytes")
 
 
@@ -1679,15 +1694,15 @@ for name, way in {"3 bits": stored(3), "3 bits, the last 64 tokens fp16": mixed}
     print(f"{name:32} {sum(a.found for a in answers)} of 5 needles; surprise by depth, in bits: {bits}")
 
 # %% [markdown]
-# For the four older needles little changes. The fifth is stored exactly now, and its surprise falls; that it is still
-# not found shows that exact keys compete with noisy ones in the same softmax. So recent tokens in fp16 help what is
+# For the four older needles little changes. The fifth is stored exactly now, and its surprise falls. It is still not
+# found: exact keys compete with noisy ones in the same softmax. So recent tokens in fp16 help what is
 # near the end, in chat and in continuing a text, and do little for facts from far back.
 
 # %% [markdown]
 # ### Going further: per token or per channel
 #
-# The other axis is possible, too: a scale per *channel*, one element of a head over a group of 32 tokens. It suits
-# tensors in which a few channels are large in every token.
+# The other axis is possible, too: a scale per *channel*, one element of a head over a group of 64 tokens: as many
+# scales as one per token and head. It suits tensors in which a few channels are large in every token.
 
 
 # %%
@@ -1701,10 +1716,9 @@ for bits, q_max in {8: 127, 4: 7, 3: 3}.items():
         print(f"{bits} bits, {name}: scales per token {errors[0]:5.2f} %, per channel {errors[1]:5.2f} %")
 
 # %% [markdown]
-# **Read the result.** Scales per channel help K
-# most: at 4 bits its error falls from 20 % to 7 %, that of V from 12 % to 10 %. A few channels of K are large in every
-# token, and where rotation is slow they also stay in the same channel (KVQuant quantises K before the rotation for this
-# reason). That is KIVI's rule (arXiv:2402.02750) for 2 bits: keys per
+# **Read the result.** Scales per channel help K most: at 4 bits its error falls from 20 % to 7 %, that of V from 12 %
+# to 11 %. A few channels of K are large in every token, and where rotation is slow they also stay in the same channel
+# (KVQuant quantises K before the rotation for this reason). That is KIVI's rule (arXiv:2402.02750) for 2 bits: keys per
 # channel, values per token. Its price is that a group has to be complete before it can be stored, so the newest tokens
 # wait in 16 bits. In 8 bits both errors are about 1 % or less, and an engine takes the simpler scheme.
 
@@ -1777,7 +1791,7 @@ step_seconds, ridge_batch = use("3.12")
 for gpu in (A100, H100):
     ridge = ridge_batch(LLAMA_3_8B.decode_work(0, bytes_per_value=2), gpu)
     print(f"{gpu.name}, Llama-3-8B, 16 bits: products are compute-bound from a batch of {ridge} on")
-    for context in (0, 500, 1_000):
+    for context in (0, 100, 300):  # 300 tokens of 512 sequences still fit beside the weights, in 40 GB
         work = LLAMA_3_8B.decode_work(context, bytes_per_value=2)
         steps = {batch: step_seconds(work, gpu, batch) for batch in (64, ridge, 512)}
         shown = ", ".join(f"{b} x {1e3 * s:4.1f} ms = {b / s:6,.0f}/s" for b, s in steps.items())
@@ -1785,11 +1799,12 @@ for gpu in (A100, H100):
 
 # %% [markdown]
 # **Read the result.** The ridge does not depend on the context: it is that of the products. Above it **tokens per
-# second stand still, and every request waits longer for its next token**: with 500 tokens each, 512 sequences give as
+# second stand still, and every request waits longer for its next token**: with 300 tokens each, 512 sequences give as
 # many per second as 201, at more than twice the step. Below it batching pays, and the less, the longer the contexts
-# are: a batch shares the weight reads; every sequence still reads its own KV cache. This is why the cache is made
+# are: a batch shares the weight reads; every sequence still reads its own KV cache. Often no batch of that size fits:
+# with 1,000 tokens each, 201 sequences and the weights are more than this card's 40 GB. This is why the cache is made
 # smaller by every means (grouped heads in lab 1, MLA, bytes in section 7). (A model that takes one maximum over all
-# bytes and all FLOPs of a step promises up to half as much again, for it lets K and V move while weights multiply.)
+# bytes and all FLOPs of a step promises up to nearly twice as much, for it lets K and V move while weights multiply.)
 
 # %% [markdown]
 # **Think first.** SmolLM2 on this machine, contexts of 64 tokens. How many times as many tokens per second do 16
@@ -1860,7 +1875,7 @@ print(f"a = b t at t = {a / b:,.0f} tokens; by bytes alone at {least_a / least_b
 step_pictures.draw_step_time(by_context, a, b, least_a, least_b)
 
 # %% [markdown]
-# **Read the result.** A straight line, not a "sub-linear" one as is sometimes printed. At short contexts the slope
+# **Read the result.** A straight line. At short contexts the slope
 # disappears beside the constant, which is where the belief in a constant time per token comes from.
 #
 # - **a** is the weights, and the fixed price of a step: Python, about 1,700 small calls, sampling.
@@ -2190,7 +2205,7 @@ check("3.16")
 # 4. **Test contents, not shapes.** A stale block has the right shape. Let an oracle remember what was written where.
 # 5. **Read where it is.** A gather moves the same bytes three times; a look-up inside the kernel moves them once.
 # 6. **Partial results merge exactly**, as long as each brings its LSE, and an empty one its minus infinity.
-# 7. **Measure a saving at the length where it hurts.** Short prompts forgive everything.
+# 7. **Measure a saving at the length where it hurts.** Short prompts lose no needle.
 #
 # ### Troubleshooting, by symptom
 #

@@ -110,7 +110,7 @@ def stored_with_one_scale(x: Float[Tensor, "T H_kv D"]) -> Float[Tensor, "T H_kv
     return (x / scale).round() * scale
 
 
-def stored_per_channel(x: Float[Tensor, "T H_kv D"], q_max: int, group: int = 32) -> Float[Tensor, "T H_kv D"]:
+def stored_per_channel(x: Float[Tensor, "T H_kv D"], q_max: int, group: int = 64) -> Float[Tensor, "T H_kv D"]:
     """A scale per channel (head and element), found anew for every `group` tokens, as KIVI does for keys."""
     parts = []
     for part in x.split(group):

@@ -7,6 +7,7 @@ from twophase_labs.machine.checks import Draw, integers, reject
 from twophase_labs.machine.exercise import exercise
 
 PLAN = exercise("3.11", "A plan for a ragged batch", "split_plan", points=4, minutes=12, lines=7, difficulty=3)
+PLAN.is_extra = True
 PLAN.time_limit_s = 60
 PLAN.objective = "balance the work of a ragged batch over the multiprocessors of a GPU"
 PLAN.hints = (
@@ -14,7 +15,8 @@ PLAN.hints = (
     "at a time, and so how many splits does it want? Then think of sixty short ones beside it.",
     "If every program had about as many tiles as any other, a long sequence would have many splits and a short one 1: "
     "splits = tiles over tiles per program, rounded up. One number is left to choose, the tiles of a program; too few "
-    "cost a START each, too many leave multiprocessors idle at the end. `makespan` says what a choice is worth.",
+    "cost 4 tile times each, their START; too many leave multiprocessors idle at the end. `makespan` says what a "
+    "choice is worth.",
     "Skeleton:\n"
     "tiles = [num_tiles(length) for length in lengths]\n"
     "plans = []\n"
