@@ -2096,6 +2096,12 @@ run_pictures.draw_timeline(llm.engine.trace, names)
 #
 # **Play.** With `num_blocks=8` the three requests do not fit at once. Which one waits, and where do you see it in the
 # timeline?
+#
+# <details><summary>Answer</summary>
+#
+# The third: its row begins when the first request has ended. Four of the eight blocks are free before, and its prompt
+# needs two, but the engine leaves each sequence, running or new, a block to grow into: that makes five.
+# </details>
 
 # %% [markdown]
 # ### The first cell again, with your work in place
