@@ -11,6 +11,7 @@ the source changed.
 import argparse
 import copy
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -31,7 +32,7 @@ def solved_notebook(lab: Lab) -> NotebookNode:
     notebook = copy.deepcopy(lab.notebook)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = _with_cards(cell.source, lab)
+            cell.source = rules.BOX.sub(_folded, _with_cards(cell.source, lab))
     return notebook
 
 
@@ -63,6 +64,13 @@ def _with_cards(markdown: str, lab: Lab) -> str:
             line = _minutes_line(int(minutes["core"]), int(minutes["extra"] or 0))
         lines.append(line)
     return "\n".join(lines)
+
+
+def _folded(box: re.Match[str]) -> str:
+    """A box 'In production' that opens at a click: who learns the idea may pass by the flags of products."""
+    text = "\n".join(line.removeprefix(">").removeprefix(" ") for line in box[0].split("\n"))
+    heading, text = text.split("**", 2)[1:]
+    return f"<details><summary><b>{heading.rstrip('.')}</b></summary>\n\n{text.strip()}\n</details>"
 
 
 def _minutes_line(core: int, extra: int) -> str:

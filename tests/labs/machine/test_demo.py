@@ -21,6 +21,8 @@ def test_what_each_notebook_shows():
     assert "### Exercise 1.1 · Running mean\n\n*3 points · 5 min · about 2 lines · difficulty ●○○*" in shipped
     remark = "Only those who open `labsolutions` read this."
     assert (remark in solved, remark in shipped) == (True, False)
+    folded = "<details><summary><b>In production, 2026</b></summary>\n\nA box of words\nwith a [source](https://a.b/c).\n</details>"
+    assert f"{folded}\n\n## 2. Cost" in shipped
 
 
 @pytest.mark.parametrize("shown", ["return SCALE * (x - mean)", "mean = running_mean(x)", "# BEGIN SOLUTION"])
