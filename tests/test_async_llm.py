@@ -12,8 +12,8 @@ import pytest
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from tests.engine.engines import check_idle
 from twophase import LLM, AsyncLLM, SamplingParams, StructuredOutputs
-from twophase.core.errors import ConfigError, EngineDeadError, InvalidRequestError
-from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
+from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase_features.serving.errors import DeadlineError, DrainingError, EngineDeadError, QueueFullError
 from twophase_tools.named_policies import policy_from_text
 
 TEXTS = ["The quick brown fox", "naïve café", "日本", "dog"]

@@ -21,9 +21,9 @@ from twophase.engine.model_run import plain_context
 from twophase.engine.runner import ModelRunner, Runner
 from twophase.model.config import ModelConfig, load_config
 from twophase.model.llama import LlamaModel, model_backend
-from twophase.model.machine import make_backend, resolve_device, resolve_dtype
+from twophase.model.machine import make_backend, prefers_kernels, resolve_device, resolve_dtype
 from twophase.model.tokenizer import Tokenizer
-from twophase.model.weights import has_quantized_weights, load_weights
+from twophase.model.weights import ModelWeights, has_quantized_weights, load_weights, one_copy
 from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 
@@ -167,10 +167,15 @@ def _load(config: EngineConfig, target: _Target, executor: Executor) -> LlamaMod
         return choice(spec)
 
     backend = choice if isinstance(choice, AttentionBackend) else model_backend(executor.part, make)
-    place = executor.device, executor.cut, executor.experts
-    weights = load_weights(folder, target.model, target.dtype, *place, target.scheme)
-    if backend.name == "triton" and target.device.type == "cpu":
-        weights = feature("triton.linear").with_kernels(weights)
+    has_kernels = backend.name == "triton" and target.device.type == "cpu"
+
+    def load() -> ModelWeights:
+        place = executor.device, executor.cut, executor.experts
+        weights = load_weights(folder, target.model, target.dtype, *place, target.scheme)
+        return feature("triton.linear").with_kernels(weights) if has_kernels else weights
+
+    form = target.dtype, target.scheme, executor.device, has_kernels, prefers_kernels(executor.device)
+    weights = one_copy(folder, form, load) if type(executor) is Executor else load()
     max_model_len, sums = target.limits.max_model_len, (executor.sum_over_ranks, executor.dispatch_experts)
     return LlamaModel(executor.part, weights, backend, max_model_len, *sums)
 

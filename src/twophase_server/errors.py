@@ -6,8 +6,8 @@ from typing import Any, final
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseError
-from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
+from twophase.core.errors import InvalidRequestError, TwophaseError
+from twophase_features.serving.errors import DeadlineError, DrainingError, EngineDeadError, QueueFullError
 
 MAX_CHARACTERS = 2000  # of a message
 # Status and code of errors. A deadline is 504: it was the server that took too long. (408 would say that

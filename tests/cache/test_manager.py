@@ -37,7 +37,7 @@ def test_more_tokens_than_ids_cannot_be_published(new_cache):
 
 def test_a_retried_request_counts_once(new_cache):
     cache = new_cache(4, 2)
-    assert cache.stats().hit_rate == 0
+    assert cache.stats().num_hit_tokens == 0
     cache.close(computed(cache, [1, 2, 3, 4]))
     cache.close(cache.open([1, 2, 3, 4, 5]))  # there was no room, so it never grew: not counted
     table = cache.open([1, 2, 3, 4, 5])

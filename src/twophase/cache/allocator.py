@@ -35,11 +35,6 @@ class CacheStats:
     num_hit_tokens: int = 0
     num_evicted: int = 0
 
-    @property
-    def hit_rate(self) -> float:
-        """Share of the queried tokens that were in the cache; 0 before the first query."""
-        return self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else 0.0
-
 
 @runtime_checkable
 class KVTable(Protocol):

@@ -30,10 +30,6 @@ def prompt_too_long(size: str, max_model_len: int) -> InvalidRequestError:
     )
 
 
-class EngineDeadError(TwophaseError):
-    """The thread that ran the engine's steps has ended, by an exception or by `close`; nothing is served any more."""
-
-
 class ModelFolderError(TwophaseError):
     """A model folder is missing, broken or unsupported; names the file, the expected content and the fix."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from jaxtyping import Float
@@ -76,7 +77,7 @@ class LayerWeights:
     mlp_output_norm: Float[Tensor, "N"] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class ModelWeights:
     """All weights of a model.
 
@@ -91,6 +92,15 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Float[Tensor, "N"]
     lm_head: Linear
+
+
+_loaded: WeakValueDictionary[Any, ModelWeights] = WeakValueDictionary()
+
+
+def one_copy(folder: Path, form: tuple[Any, ...], load: Callable[[], ModelWeights]) -> ModelWeights:
+    """What `load` makes of a folder's files in one `form`. Engines of one process share it: no engine changes it."""
+    files = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in sorted(folder.iterdir()))
+    return _loaded.get((files, form)) or _loaded.setdefault((files, form), load())
 
 
 class WeightLoader:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
 from twophase.config import EngineConfig
-from twophase.core.errors import ConfigError, EngineDeadError, InvalidRequestError
+from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.plan import StepTrace
 from twophase.core.request import RequestOutput, SamplingParams
 from twophase.core.rules import DURATION, TEXT, checked, optional, whole_number
@@ -22,7 +22,7 @@ from twophase.engine.request_state import Prompt, RequestState
 from twophase.llm import LLM
 from twophase.model.tokenizer import Tokenizer
 from twophase_features.model_store.prepare import DEFAULT_MODEL
-from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
+from twophase_features.serving.errors import DeadlineError, DrainingError, EngineDeadError, QueueFullError
 from twophase_features.serving.openmp import release_openmp_workers
 from twophase_features.serving.stream import Event, RequestStream, deliver
 

@@ -3,6 +3,10 @@
 from twophase.core.errors import TwophaseError
 
 
+class EngineDeadError(TwophaseError):
+    """The thread that ran the engine's steps has ended, by an exception or by `close`; nothing is served any more."""
+
+
 class QueueFullError(TwophaseError):
     """Too many requests wait already. Try again later, or elsewhere."""
 

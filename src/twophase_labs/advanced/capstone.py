@@ -17,7 +17,6 @@ from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_labs.advanced.draft_engine import NUM_DRAFTS, PROGRAM, OwnDrafter
 from twophase_labs.advanced.guided_machine import CITY_RECORD, Machine, TrieNode, trie_of
 from twophase_labs.advanced.guided_model import end_id, token_texts
-from twophase_labs.advanced.one_copy import open_llm
 from twophase_labs.advanced.own_engine import Hashes, NamesToAsk, OwnGuidance, OwnPrefixes, Verify, VerifyingRunner
 from twophase_labs.kit.draw import bar_panels
 
@@ -109,7 +108,7 @@ def open_engine(
         always = SpeculativeConfig(num_speculative_tokens=NUM_DRAFTS, disable_when_losing=False)
         options |= {"drafter": OwnDrafter(draft), "speculative_config": always}
     options |= {"enable_prefix_caching": False, "max_num_seqs": 8, "max_trace_steps": None}
-    llm = open_llm(model, device="cpu", num_kv_blocks=num_blocks, **options)
+    llm = LLM(model, device="cpu", num_kv_blocks=num_blocks, **options)
     engine: Any = llm.engine
     if verify is not None:
         sequences = llm.scheduler.sequences

@@ -11,7 +11,6 @@ import jsonschema
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.request import CompletionOutput
 from twophase_features.structured_outputs.guidance import Guidance
-from twophase_labs.advanced.one_copy import open_llm
 
 CITIES = ("Paris", "Cairo", "Tokyo", "Rome", "Delhi", "Quito", "Berlin", "Dublin", "Seoul", "Vienna", "Hanoi", "Prague")
 SCHEMA = {
@@ -66,7 +65,7 @@ class Answers:
 @cache
 def engine() -> LLM:
     """For all of the section. Its prefix cache keeps the example, which all prompts share."""
-    return open_llm(num_kv_blocks=256)
+    return LLM(num_kv_blocks=256)
 
 
 @cache

@@ -17,7 +17,6 @@ from twophase.model.tokenizer import Tokenizer
 from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
 from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_features.windows.windowed_cache import WindowedCache
-from twophase_labs.advanced.one_copy import open_llm
 from twophase_labs.kit.models import smollm2
 from twophase_tools.bench.perplexity import prose, step_logits
 
@@ -62,7 +61,7 @@ class Reading:
 def engine(**options: Any) -> LLM:
     """SmolLM2 for one text at a time, read in chunks; as it is, in pages for all of the text."""
     defaults = {"num_kv_blocks": NUM_TOKENS // BLOCK_SIZE + 1, "max_num_batched_tokens": CHUNK, "max_num_seqs": 1}
-    return open_llm(**defaults | options)
+    return LLM(**defaults | options)
 
 
 @cache

@@ -14,7 +14,6 @@ from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_labs.advanced import capstone
 from twophase_labs.advanced.capstone import CITIES, COPIES, HANDBOOK, RECORD, Asked, own_guidance
 from twophase_labs.advanced.draft_engine import NUM_DRAFTS, OwnDrafter
-from twophase_labs.advanced.one_copy import open_llm
 from twophase_labs.advanced.own_engine import OwnPrefixes, VerifyingRunner
 from twophase_labs.advanced.prefix_service import shared_engine
 from twophase_labs.decode.launch import launch_paged_decode_split
@@ -84,8 +83,7 @@ def reference_engine() -> LLM:
 
 def _open(**options: Any) -> LLM:
     gc.collect()  # an engine refers to itself in circles, so one that is no longer used still holds its K/V
-    opened = open_llm if device.type == "cpu" else LLM
-    return opened(DEFAULT_MODEL, device=device.type, dtype="float32", max_trace_steps=None, **options)
+    return LLM(DEFAULT_MODEL, device=device.type, dtype="float32", max_trace_steps=None, **options)
 
 
 def attention(mine: Mapping[str, Any], block_size: int) -> Callable[[AttentionSpec], OwnAttention]:
