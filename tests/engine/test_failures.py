@@ -78,14 +78,6 @@ class TestForward:
         assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
         assert backend.num_raised > 0
 
-    def test_everyone_fails(self, tiny_model, expected):
-        engine, backend = faulty_engine(tiny_model, "attend", lambda batch: True, budget=200)
-        outputs = run(engine, PROMPTS, PARAMS)
-        assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * len(PROMPTS)
-        assert engine.stats().num_failed == len(PROMPTS)
-        backend.stage = "nowhere"
-        check_good_as_new(engine, expected)
-
 
 class TestSampling:
     def fail_when(self, monkeypatch, is_culprit):
