@@ -83,13 +83,6 @@ def test_a_rank_has_its_part_of_the_same_codes(name, tmp_path):
     assert float((summed - wanted).abs().max()) <= share * float(wanted.abs().max())
 
 
-def test_a_group_that_ranks_would_cut_is_refused(tmp_path):
-    folder, _ = make_folder("llama", tmp_path, **SIZES | {"intermediate_size": 160})
-    config = load_config(folder)
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size would cut a group of 32"):
-        load_weights(folder, config, torch.float32, CPU, Shard(config, 0, 2).cut, scheme=SCHEMES["int4"])
-
-
 def test_bad_input_is_refused(tmp_path):
     folder, _ = make_folder("llama", tmp_path)  # 48 inputs
     with pytest.raises(ConfigError, match=r"groups of 32 does not divide a layer of 48 inputs"):
