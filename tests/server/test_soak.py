@@ -58,7 +58,7 @@ class Crowd:
             kind = self.random.choice(self.kinds)
             try:
                 what = await asyncio.wait_for(kind(), PATIENCE_S)
-            except (httpx.ConnectError, ConnectionError):
+            except (httpx.NetworkError, httpx.RemoteProtocolError, ConnectionError):
                 assert self.may_be_away
                 what = "found nobody"
             self.outcomes[kind.__name__, what] += 1
@@ -80,6 +80,8 @@ class Crowd:
                     if len(events) > leaves_after:
                         return "gone"
                     await asyncio.sleep(pause_s)
+            except httpx.TransportError as error:
+                raise AssertionError("what was accepted is lost") from error
             finally:
                 self.num_open -= 1
         assert events[-1] == "data: [DONE]"
