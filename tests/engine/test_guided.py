@@ -15,7 +15,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from tests.engine.engines import check_idle, finish, make_engine, prompt_of, run, tokens_of
+from tests.engine.engines import check_idle, make_engine, prompt_of, run, tokens_of
 from tests.engine.random_schemas import random_schema
 from tests.engine.tokenizers_for_tests import KINDS, byte_level, make_text_folder
 from tests.model.tiny import load_model
@@ -251,38 +251,6 @@ class TestCompany:
         assert held.top == free.top
         assert held.token_id != free.token_id
         assert held.logprob <= free.logprob
-
-
-class TestFaults:
-    class Broken:
-        """A matcher that breaks after some tokens."""
-
-        def __init__(self, real, num_good: int) -> None:
-            self.real, self.num_good = real, num_good
-
-        def __getattr__(self, name):
-            return getattr(self.real, name)
-
-        def consume_tokens(self, tokens):
-            self.num_good -= len(tokens)
-            if self.num_good < 0:
-                raise RuntimeError("planted in the grammar")
-            return self.real.consume_tokens(tokens)
-
-    def test_a_fault_in_the_grammar_fails_one_completion(self, model, alone):
-        engine = guided_engine(model)
-        for i, (prompt, params) in enumerate(zip(MIXED_PROMPTS, MIXED, strict=True)):
-            engine.add_request(str(i), prompt, params)
-        guide = engine._requests["5"].completions[1].constraint
-        guide._matcher = self.Broken(guide._matcher, 4)
-        outputs = finish(engine)
-        for i, expected in enumerate(alone):
-            for c, full in zip(outputs[str(i)].outputs, expected, strict=True):
-                if (i, c.index) == (5, 1):
-                    assert (c.finish_reason, c.error) == ("error", "RuntimeError: planted in the grammar")
-                    assert c.token_ids == full[0][:5]
-                else:
-                    assert (c.token_ids, c.text, c.finish_reason) == full
 
 
 def chain_of(length: int):

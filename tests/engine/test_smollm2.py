@@ -45,7 +45,6 @@ def expected(smollm2_folder, prompts):
             new = oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS)
         for prompt, row in zip(several, new[:, length:].tolist(), strict=True):
             expected[tuple(prompt)] = row[: row.index(eos) + 1] if eos in row else row
-    assert any(len(tokens) < NUM_TOKENS for tokens in expected.values()), "none of the prompts reaches end-of-text"
     return expected
 
 
