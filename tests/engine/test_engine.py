@@ -114,19 +114,6 @@ class TestStep:
         finish(engine)
         assert engine.trace[-1].queue_age_s is None
 
-    def test_the_share_of_the_pool_in_use(self, tiny_model):
-        engine = make_engine(tiny_model, num_blocks=20)
-        engine.add_request("a", prompt_of(0, 30), GREEDY)
-        engine.add_request("b", prompt_of(1, 9), GREEDY)
-        assert (engine.stats().kv_cache_usage, engine.stats().kv_cache_usage_peak) == (0, 0)
-        engine.step()
-        assert (
-            engine.stats().kv_cache_usage == engine.trace[-1].kv_cache_usage == engine.trace[-1].blocks_in_use / 20 > 0
-        )
-        finish(engine)
-        assert engine.stats().kv_cache_usage == engine.trace[-1].kv_cache_usage == 0
-        assert engine.stats().kv_cache_usage_peak == max(step.blocks_in_use for step in engine.trace) / 20 > 0.3
-
 
 class TestEnds:
     def test_a_stop_token_is_in_the_tokens_but_not_in_the_text(self, tiny_model):
@@ -148,23 +135,6 @@ class TestEnds:
 
 
 class TestAbort:
-    def test_at_every_moment(self, tiny_model):
-        """Waiting, between chunks, decoding, forked; the others do not notice."""
-        prompt = prompt_of(0, 14)
-        expected = tokens_of(run(make_engine(tiny_model), [prompt])[0])
-        for num_steps in range(8):
-            engine = make_engine(tiny_model, budget=8)
-            engine.add_request("stays", prompt, GREEDY)
-            engine.add_request("goes", prompt_of(1, 15), SamplingParams(n=2, seed=0, ignore_eos=True))
-            outputs = {}
-            for _ in range(num_steps):
-                outputs |= {output.request_id: output for output in engine.step()}
-            aborted = engine.abort("goes")
-            assert [completion.finish_reason for completion in aborted.outputs] == ["abort"] * 2
-            assert aborted.finished
-            outputs |= finish(engine)
-            assert tokens_of(outputs["stays"]) == expected
-
     def test_text_held_back_is_released(self, tiny_model):
         codec = byte_level()
         (whole,) = run(make_engine(tiny_model, codec=codec), [prompt_of(0, 9)])

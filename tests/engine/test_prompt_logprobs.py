@@ -63,18 +63,6 @@ def check_outputs(case, outputs) -> None:
         check_output(output, case[1][output.prompt_token_ids])
 
 
-def test_beside_requests_that_ask_for_nothing_and_for_other_numbers(case):
-    asked = [None, 3, 0, None, 5, 20, 1]
-    params = [replace(PARAMS, prompt_logprobs=number) for number in asked]
-    for prompt, number, output in zip(
-        PROMPTS, asked, run(make_engine(case[0], budget=16), PROMPTS, params), strict=True
-    ):
-        if number is None:
-            assert output.prompt_logprobs is None
-        else:
-            check_output(output, case[1][tuple(prompt["prompt_token_ids"])], number)
-
-
 def test_no_prefix_is_looked_up_and_all_are_published(case):
     engine = make_engine(case[0], budget=16)
     for _ in range(2):

@@ -199,7 +199,6 @@ def test_a_type_that_is_not_read_and_a_wrong_shape(tmp_path):
         logits_of(tmp_path)
 
 
-@pytest.mark.full
 def test_the_default_model_as_it_is_shipped(smollm2_folder):
     """The folder in bf16 was made of the file in 4 bits; the file, opened as it is, holds the same values."""
     config = load_config(smollm2_folder)
