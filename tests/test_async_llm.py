@@ -78,21 +78,6 @@ def run(llm, main, **options):
     return result
 
 
-@pytest.mark.parametrize(
-    "params",
-    [GREEDY, SamplingParams(seed=3, max_tokens=7), SamplingParams(seed=5, n=3, max_tokens=5, logprobs=2)],
-    ids=["greedy", "seeded", "several"],
-)
-def test_everybody_gets_what_generate_gives(llm, params):
-    async def main(served):
-        return await asyncio.gather(*(last_of(served.generate(text, params)) for text in TEXTS))
-
-    outputs = run(llm, main)
-    expected = llm.generate(TEXTS, params, use_tqdm=False)
-    assert [output.outputs for output in outputs] == [output.outputs for output in expected]
-    assert all(output.finished for output in outputs)
-
-
 def test_outputs_grow_and_a_slow_reader_finds_the_newest(llm):
     async def main(served):
         stream = await served.submit("The", GREEDY)
@@ -370,22 +355,6 @@ def test_a_deadline_in_the_queue(llm):
         with pytest.raises(DeadlineError, match="not finished by its deadline"):
             await task
         assert (await last_of(served.generate("The", GREEDY, deadline_s=3600))).finished
-
-    run(llm, main)
-
-
-def test_a_deadline_on_the_way(llm):
-    async def main(served):
-        stream = await served.submit("The", LONG, deadline_s=3600)
-        first = await anext(stream)
-        with held(served):
-            (job,) = served._jobs.values()
-            assert job.deadline_s == pytest.approx(first.metrics.arrival_s + 3600)
-            job.deadline_s = time.monotonic()
-        with pytest.raises(DeadlineError):
-            await last_of(stream)
-        await until(lambda: served.stats().cache.num_in_use == 0)
-        assert [output async for output in stream] == []
 
     run(llm, main)
 

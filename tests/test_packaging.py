@@ -1,6 +1,5 @@
 """What `pip install .` brings: what the engine and the tools import, and nothing of the course or of the checks."""
 
-import ast
 import sys
 import tomllib
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.test_imports import MODULES, ROOT
+from tests.test_imports import MODULES, ROOT, imported_names
 from twophase_labs.commands import grade, labs
 from twophase_tools import extras
 from twophase_tools.cli.main import main
@@ -39,12 +38,7 @@ DEV = packages_in(HOOK["optional-dependencies"]["dev"])
 
 def third_party(path: Path) -> set[str]:
     """Packages of others that a file imports, wherever it does."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
+    found = {name.partition(".")[0] for name in imported_names(path)}
     ours = {module.partition(".")[0] for module in MODULES}
     return {canonicalize_name(PACKAGE_OF.get(name, name)) for name in found - ours - sys.stdlib_module_names}
 

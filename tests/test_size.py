@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.tokenizers_for_tests import byte_level
-from tests.model.tiny import make_folder
+from tests.engine.tokenizers_for_tests import make_text_folder
 
 ROOT = Path(__file__).parents[1]
 SLACK = 0.05
@@ -49,9 +48,7 @@ print(json.dumps([package, engine, features, sorted(files)]))
 @pytest.fixture(scope="module")
 def sizes(tmp_path_factory):
     """The measured value of each ceiling, and the names behind it."""
-    folder, tokenizer = tmp_path_factory.mktemp("tiny"), byte_level()
-    make_folder("llama", folder, vocab_size=tokenizer.vocab_size, eos_token_id=tokenizer.end_id)
-    tokenizer.tokenizer.save(str(folder / "tokenizer.json"))
+    folder, _ = make_text_folder(tmp_path_factory.mktemp("tiny"))
     (folder / "tokenizer_config.json").write_text('{"model_max_length": 2048}')
     # A process of its own: here other modules are loaded already, and types are checked at every call.
     ours = [str(ROOT / "src"), str(ROOT / "kernels")]

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from tests.cache.shadow import is_visible
-from twophase.attention.interface import AttentionBackend, AttentionBatch, AttentionSpec
+from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
+from twophase.core.plan import ScheduledChunk
+from twophase.engine.runner import pack
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 # Largest absolute error allowed on outputs of size about 1, against an oracle in float64.
@@ -60,32 +62,16 @@ class History:
         """Compute `counts[s]` further tokens of each sequence s; single tokens go first, as decodes."""
         order = sorted(counts, key=lambda s: counts[s] != 1)
         chosen = [self.sequences[s] for s in order]
-        starts = [sequence.num_computed for sequence in chosen]
-        lens = [counts[s] for s in order]
-        positions = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lens, strict=True)])
-        slots = [
-            sequence.block_ids[p // self.block_size] * self.block_size + p % self.block_size
-            for sequence, start, n in zip(chosen, starts, lens, strict=True)
-            for p in range(start, start + n)
+        starts, lens = [sequence.num_computed for sequence in chosen], [counts[s] for s in order]
+        chunks = [
+            ScheduledChunk(s, [0] * n, sequence.num_computed, sequence.block_ids, 0)
+            for s, n, sequence in zip(order, lens, chosen, strict=True)
         ]
-        width = -(-max(len(sequence.block_ids) for sequence in chosen) // 16) * 16
-        tables = torch.tensor([sequence.block_ids + [0] * (width - len(sequence.block_ids)) for sequence in chosen])
-        seq_lens = [start + n for start, n in zip(starts, lens, strict=True)]
-        batch = AttentionBatch(
-            positions=positions.to(self.device),
-            slot_mapping=torch.tensor(slots, device=self.device),
-            cu_query_lens=torch.tensor([0, *torch.tensor(lens).cumsum(0)], dtype=torch.int32, device=self.device),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=self.device),
-            block_tables=tables.to(self.device, torch.int32),
-            num_decodes=lens.count(1),
-            query_lens_host=tuple(lens),
-            seq_lens_host=tuple(seq_lens),
-        )
         q, k, v = (
             torch.cat([getattr(x, name)[a : a + n] for x, a, n in zip(chosen, starts, lens, strict=True)])
             for name in "qkv"
         )
-        plan = backend.plan(batch)
+        plan = backend.plan(pack(chunks, self.block_size, device=self.device).view())
         q = backend.write(q, k, v, self.cos, self.sin, self.kv, plan)
         out = backend.attend(q, self.kv, plan)
         for sequence, n in zip(chosen, lens, strict=True):

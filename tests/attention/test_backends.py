@@ -62,11 +62,6 @@ def test_torch_mixed_batch(device, dtype, block_size):
     play(torch_backend, make_spec(), *MIXED, device=device, dtype=dtype, block_size=block_size)
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (8, 2), (9, 3), (5, 1), (32, 8)])
-def test_torch_head_maps(num_heads, num_kv_heads):
-    play(torch_backend, make_spec(num_heads, num_kv_heads, head_dim=80), *SMALL)
-
-
 @pytest.mark.parametrize("window", [1, 2, 16, 24, 1000])
 @pytest.mark.parametrize("num_sinks", [0, 1, 4, 20])
 def test_torch_window_and_sinks(window, num_sinks):
@@ -176,21 +171,6 @@ def test_run_mutants_are_killed(name, old, new):
 )
 def test_triton_mixed_batch(device, spec, options):
     play(triton_backend, spec, *MIXED, device=device, **options)
-
-
-@pytest.mark.parametrize(("make", "device"), [(torch_backend, "cpu"), (triton_backend, HERE)])
-def test_rmsnorm_and_silu(make, device):
-    history = History(make_spec(), [1], device=device)
-    backend = make(history)
-    x, residual, weight = (torch.randn(shape, device=device) for shape in ((5, 96), (5, 96), (96,)))
-    total = (x + residual).double()
-    want = total / (total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-    normed, new_residual = backend.rmsnorm(x.clone(), residual.clone(), weight, 1e-5)
-    torch.testing.assert_close(normed.double(), want, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(new_residual.double(), total, atol=1e-6, rtol=1e-6)
-    gate_up = torch.randn(5, 64, device=device)
-    gate, up = gate_up.double().chunk(2, -1)
-    torch.testing.assert_close(backend.silu_mul(gate_up).double(), gate * gate.sigmoid() * up, atol=1e-5, rtol=1e-5)
 
 
 def test_compiled_kernels_asked_for_by_name_are_what_auto_takes_on_a_cpu(monkeypatch, caplog):

@@ -76,30 +76,6 @@ def test_only_groups_that_see_a_window_free(new_cache):
     assert cache.num_in_use_by_kind() == {"full": 5, "sliding": 4}, "shared blocks count once"
 
 
-def test_what_is_needed_is_all_for_one_kind_and_a_window_for_the_other(new_cache):
-    window = SlidingWindow(6)
-    cache = new_cache(100, 4, window=window, sees_all=SEES_ALL)
-    most = window.max_blocks(4)
-    assert most == 3
-    table = cache.open([1] * 80)
-    assert cache.num_blocks_needed(table, 80) == 20 + 2 * most
-    assert cache.num_blocks_needed(table, 8) == 2 + 2 * 2
-    cache.reserve(table, 80)
-    assert cache.num_free_blocks == 100 - 20 - 2 * most
-    assert cache.num_blocks_needed(table, 80) == 0, "it is reserved"
-    assert cache.room(table, 80, 0) == 4 * most
-    assert cache.room(table, 80, 5) == 4 * (most + 2), "two groups share five free blocks"
-    cache.grow(table, 6)
-    assert cache.num_free_blocks == 100 - 20 - 2 * most, "taken from the reservation"
-    assert cache.room(table, 80, 0) == 4 * 3
-    fork = cache.fork(table)
-    assert cache.num_blocks_needed(table, 7) == 3, "copies of the tails"
-    assert cache.num_blocks_needed(table, 80) == 19 + 2 * most
-    assert cache.room(table, 80, 9) == 4 * (2 + 3 - 1)
-    cache.close(fork)
-    assert cache.num_blocks_needed(table, 80) == 18 + 2 * (most - 2)
-
-
 def test_a_hit_is_there_in_every_group(new_cache):
     token_ids = list(range(20))
     # With which blocks (group, index) forgotten how many tokens are hit: all keys in group 0, the last four in group 1.

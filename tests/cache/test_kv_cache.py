@@ -97,6 +97,9 @@ def test_blocks_fill_a_fraction_of_free_memory(monkeypatch):
     assert memory.num_blocks_that_fit(512, CPU, 0.19) == 1
     with pytest.raises(ConfigError, match=r"One block takes .* 9% of the 0.00 GiB free on cpu"):
         memory.num_blocks_that_fit(512, CPU, 0.09)
+    for free_bytes, default_bytes in ((4 * 2**30, 2**30), (400 * 2**30, 2 * 2**30)):
+        monkeypatch.setattr(memory, "free_memory_bytes", lambda device, free=free_bytes: free)
+        assert memory.num_blocks_that_fit(512, CPU, None) == default_bytes // 512
 
 
 @pytest.mark.gpu

@@ -67,14 +67,6 @@ def test_only_contents_that_could_be_found_count_as_evicted(new_cache):
     assert cache.stats().num_evicted == 1, "a reset makes no room for others"
 
 
-def test_a_plan_keeps_the_blocks_of_a_table_that_is_closed(new_cache):
-    cache = new_cache(4, 2)
-    table = computed(cache, [1, 2, 3])
-    block_ids = table.block_ids
-    cache.close(table)
-    assert (block_ids, table.block_ids, table.num_tokens) == ([0, 1], [], 0)
-
-
 def test_digests_are_the_same_in_every_process():
     token_bytes = tokens_to_bytes([1, 2, 3])
     code = (

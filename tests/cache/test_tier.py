@@ -58,19 +58,6 @@ def test_a_token_is_loaded_in_every_group_or_not_at_all(new_cache):
         check_integrity(cache)
 
 
-def test_what_the_tier_lost_is_computed(new_cache):
-    cache = new_cache(8, 2)
-    for num_loaded in (4, 3, 0):
-        cache.tier = tier = Notes(num_held=4, num_loaded=num_loaded)
-        table = cache.open(list(range(20)))
-        assert (table.num_cached_tokens, table.num_offered_tokens) == (0, 8)
-        cache.reserve(table, 10)
-        assert cache.load(table, list(range(20))) == table.block_ids[:num_loaded]
-        assert (table.num_cached_tokens, table.num_offered_tokens, tier.loads) == (2 * num_loaded, 0, [4])
-        cache.close(table)
-        cache.reset_prefix_cache()
-
-
 def test_with_a_window_it_is_loaded_by_what_is_reserved(new_cache):
     """Ten blocks of 4 through a window of 6, which lies in 3 at most: none is taken that was not reserved."""
     cache = new_cache(8, 4, window=SlidingWindow(6))
@@ -84,11 +71,3 @@ def test_with_a_window_it_is_loaded_by_what_is_reserved(new_cache):
     assert max(tier.loads) == 3
     assert (table.num_cached_tokens, table.num_offered_tokens, cache.num_free_blocks) == (40, 0, num_free)
     check_integrity(cache)
-
-
-def test_without_a_reservation_nothing_is_loaded(new_cache):
-    cache = new_cache(8, 4, window=SlidingWindow(6))
-    cache.tier = Notes(num_held=10)
-    table = cache.open(list(range(41)))
-    assert cache.load(table, list(range(41))) == []
-    assert (table.num_tokens, table.num_offered_tokens) == (0, 0)

@@ -5,16 +5,12 @@ import re
 import textwrap
 
 import numpy as np
-import pytest
 
 from tests.engine.engines import GREEDY, make_engine, prompt_of, run, tokens_of
 from tests.engine.speculating import plain_outputs, speculating
 from twophase.core.request import SamplingParams
-from twophase.engine.constraint import Constraint, Grammar
-from twophase_features.speculation.draft_model import DraftModelDrafter
+from twophase.engine.constraint import Constraint
 from twophase_features.speculation.drafter import Drafter
-from twophase_features.speculation.drafters import NgramDrafter
-from twophase_features.structured_outputs import guidance
 from twophase_features.structured_outputs.params import StructuredOutputs
 
 PROMPTS = [prompt_of(seed, 7) for seed in range(3)]
@@ -56,13 +52,3 @@ def test_a_constraint_with_and_without_drafts(tiny_model):
     drafting = speculating(tiny_model, example_in(Drafter)(), guidance=even)
     assert [tokens_of(output) for output in run(drafting, PROMPTS, params)] == plain
     assert drafting.stats().num_draft_tokens > 0
-
-
-@pytest.mark.parametrize("kind", [NgramDrafter, DraftModelDrafter])
-def test_drafters_come_in_by_the_door(kind):
-    assert issubclass(kind, Drafter)
-
-
-def test_features_come_in_by_the_doors():
-    assert issubclass(guidance.Grammar, Grammar)
-    assert issubclass(guidance.Guide, Constraint)

@@ -1,11 +1,9 @@
 """Steps, outputs, metrics and the trace of the engine itself."""
 
 import pytest
-import torch
 
 from tests.engine.engines import GREEDY, finish, make_engine, prompt_of, run, tokens_of
 from tests.engine.tokenizers_for_tests import byte_level
-from tests.model.tiny import load_model, make_folder
 from twophase.core.request import SamplingParams
 
 
@@ -40,14 +38,6 @@ class TestStep:
         assert [step.blocks_in_use for step in engine.trace] == [1 + 3, 1 + 3, 2 + 3, 2 + 3, 0]
         assert all(step.blocks_in_use + step.blocks_cached + step.blocks_free == 96 for step in engine.trace)
         assert [step.step for step in engine.trace] == list(range(5))
-
-    def test_preemptions_are_in_trace_and_outputs(self, tiny_model):
-        engine = make_engine(tiny_model, num_blocks=15, prefix_caching=False)
-        params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-        outputs = run(engine, [prompt_of(0, 16), prompt_of(1, 29)], params)
-        assert [preempted for step in engine.trace for preempted in step.preempted] == [("1", 0)]
-        assert [output.metrics.num_preemptions for output in outputs] == [0, 1]
-        assert engine.stats().num_preemptions == 1
 
     @pytest.mark.parametrize(("max_steps", "kept"), [(3, [5, 6, 7]), (None, list(range(8))), (0, [])])
     def test_the_trace_keeps_the_newest_steps(self, tiny_model, max_steps, kept):
@@ -124,19 +114,6 @@ class TestStep:
         finish(engine)
         assert engine.trace[-1].queue_age_s is None
 
-    def test_the_share_of_the_pool_in_use(self, tiny_model):
-        engine = make_engine(tiny_model, num_blocks=20)
-        engine.add_request("a", prompt_of(0, 30), GREEDY)
-        engine.add_request("b", prompt_of(1, 9), GREEDY)
-        assert (engine.stats().kv_cache_usage, engine.stats().kv_cache_usage_peak) == (0, 0)
-        engine.step()
-        assert (
-            engine.stats().kv_cache_usage == engine.trace[-1].kv_cache_usage == engine.trace[-1].blocks_in_use / 20 > 0
-        )
-        finish(engine)
-        assert engine.stats().kv_cache_usage == engine.trace[-1].kv_cache_usage == 0
-        assert engine.stats().kv_cache_usage_peak == max(step.blocks_in_use for step in engine.trace) / 20 > 0.3
-
 
 class TestEnds:
     def test_a_stop_token_is_in_the_tokens_but_not_in_the_text(self, tiny_model):
@@ -156,42 +133,8 @@ class TestEnds:
             text = codec.decode(expected if include else expected[:-1])
             assert completion.text == text.rstrip("\ufffd")
 
-    def test_a_stop_string_across_tokens(self, tiny_model):
-        prompt, codec = prompt_of(0, 9), byte_level()
-        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-        (whole,) = run(make_engine(tiny_model, codec=codec), [prompt], params)
-        text = whole.outputs[0].text
-        stop = text[4:9]
-        assert len(codec.encode(stop)) > 1
-        cut = text.index(stop)
-        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=stop)
-        engine = make_engine(tiny_model, codec=codec)
-        (output,) = run(engine, [prompt], params)
-        completion = output.outputs[0]
-        assert (completion.text, completion.finish_reason, completion.stop_reason) == (text[:cut], "stop", stop)
-        # Not a token more than it took to complete the stop string.
-        assert stop in codec.decode(completion.token_ids)
-        assert stop not in codec.decode(completion.token_ids[:-1])
-
 
 class TestAbort:
-    def test_at_every_moment(self, tiny_model):
-        """Waiting, between chunks, decoding, forked; the others do not notice."""
-        prompt = prompt_of(0, 14)
-        expected = tokens_of(run(make_engine(tiny_model), [prompt])[0])
-        for num_steps in range(8):
-            engine = make_engine(tiny_model, budget=8)
-            engine.add_request("stays", prompt, GREEDY)
-            engine.add_request("goes", prompt_of(1, 15), SamplingParams(n=2, seed=0, ignore_eos=True))
-            outputs = {}
-            for _ in range(num_steps):
-                outputs |= {output.request_id: output for output in engine.step()}
-            aborted = engine.abort("goes")
-            assert [completion.finish_reason for completion in aborted.outputs] == ["abort"] * 2
-            assert aborted.finished
-            outputs |= finish(engine)
-            assert tokens_of(outputs["stays"]) == expected
-
     def test_text_held_back_is_released(self, tiny_model):
         codec = byte_level()
         (whole,) = run(make_engine(tiny_model, codec=codec), [prompt_of(0, 9)])
@@ -203,23 +146,3 @@ class TestAbort:
             (output,) = engine.step()
         assert output.outputs[0].text == ""
         assert engine.abort("a").outputs[0].text == text
-
-
-class TestLogprobs:
-    def test_equal_transformers_log_softmax(self, tmp_path):
-        folder, oracle = make_folder("llama", tmp_path, eos_token_id=None)
-        model = load_model(folder)
-        prompts = [prompt_of(i, length) for i, length in enumerate((3, 9, 21))]
-        drawn = SamplingParams(seed=1, temperature=0.7, top_k=9, repetition_penalty=1.4, max_tokens=6, logprobs=5)
-        for prompt, output in zip(prompts, run(make_engine(model, budget=8), prompts, drawn), strict=True):
-            completion = output.outputs[0]
-            ids = torch.tensor([[*prompt["prompt_token_ids"], *completion.token_ids]])
-            with torch.inference_mode():
-                rows = oracle(ids).logits[0].double().log_softmax(-1)[len(prompt["prompt_token_ids"]) - 1 :]
-            assert len(completion.logprobs) == len(completion.token_ids)
-            for logprobs, token_id, row in zip(completion.logprobs, completion.token_ids, rows, strict=False):
-                assert logprobs.token_id == token_id
-                # Logits agree with transformers' within 1e-4 (tests/model), so log-probabilities do within twice that.
-                assert logprobs.logprob == pytest.approx(row[token_id].item(), abs=2e-4)
-                best = row.topk(5)
-                assert [x for _, x in logprobs.top] == pytest.approx(best.values.tolist(), abs=2e-4)

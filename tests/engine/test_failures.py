@@ -78,14 +78,6 @@ class TestForward:
         assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
         assert backend.num_raised > 0
 
-    def test_everyone_fails(self, tiny_model, expected):
-        engine, backend = faulty_engine(tiny_model, "attend", lambda batch: True, budget=200)
-        outputs = run(engine, PROMPTS, PARAMS)
-        assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * len(PROMPTS)
-        assert engine.stats().num_failed == len(PROMPTS)
-        backend.stage = "nowhere"
-        check_good_as_new(engine, expected)
-
 
 class TestSampling:
     def fail_when(self, monkeypatch, is_culprit):
@@ -150,11 +142,3 @@ class TestDetokenising:
         check_only_culprit_failed(outputs, expected, "Broken: planted in decode", position + 1)
         codec.bad_id = None
         check_good_as_new(engine, expected)
-
-    def test_when_added(self, tiny_model, expected):
-        """The prompt's end is decoded for context when the request is added: it is refused, and nothing has changed."""
-        engine = make_engine(tiny_model, codec=self.Codec(PROMPTS[0]["prompt_token_ids"][-1]))
-        with pytest.raises(Broken):
-            engine.add_request("a", PROMPTS[0], PARAMS)
-        assert not engine.has_unfinished_requests()
-        check_idle(engine)

@@ -7,8 +7,7 @@ import pytest
 
 from docs.feature_grid import AT_A_REQUEST, PAIRS, TITLES, as_markdown, is_one_option, refusal
 from tests.engine.feature_runs import COMMON, REQUESTS, check_features, draw_requests, examples_of, folder_for
-from tests.engine.tokenizers_for_tests import byte_level
-from tests.model.tiny import make_folder
+from tests.engine.tokenizers_for_tests import make_text_folder
 from tests.mutation import KillTable, Mutant
 from twophase import LLM
 from twophase.config import EngineConfig, configured
@@ -25,13 +24,9 @@ def folder(tmp_path_factory):
     """A random model with a tokenizer, and heads wide enough for int8 pages; below it one of layers of different kinds,
     and one with experts."""
     path = tmp_path_factory.mktemp("features")
-    tokenizer = byte_level()
-    sizes = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.end_id}
-    make_folder("llama-wide-heads", path, **sizes)
-    make_folder("gemma3", path / "mixed", **sizes, head_dim=16)
-    make_folder("qwen3-moe", path / "sparse", **sizes)
-    for each in (path, path / "mixed", path / "sparse"):
-        tokenizer.tokenizer.save(str(each / "tokenizer.json"))
+    make_text_folder(path, family="llama-wide-heads")
+    make_text_folder(path / "mixed", family="gemma3", head_dim=16)
+    make_text_folder(path / "sparse", family="qwen3-moe")
     return path
 
 
@@ -40,7 +35,7 @@ def name_of(pair):
 
 
 # The rest runs with --full.
-SAMPLE = [*random.Random(0).sample(WORKING, 16), ("tensor_parallel", "swap"), ("ngram", "window")]
+SAMPLE = [*random.Random(0).sample(WORKING, 8), ("tensor_parallel", "swap"), ("ngram", "window")]
 SAMPLE += [("mixed", name) for name in ("int8", "tensor_parallel", "own_drafter", "prompt_logprobs", "reserve", "fair")]
 SAMPLE += [(name, "triton") for name in ("swap", "ngram", "window", "mixed", "int8", "int8_weights", "tensor_parallel")]
 SAMPLE += [("expert_parallel", name) for name in ("swap", "ngram", "int8")]

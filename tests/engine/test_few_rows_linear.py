@@ -10,13 +10,12 @@ import torch
 
 import triton_on_cpu
 from ptx_emulator import CompilingProcess
-from tests.engine.engines import GREEDY, make_engine, prompt_of, run, tokens_of
+from tests.engine.engines import prompt_of
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant, is_killed
 from twophase import LLM, assembly
 from twophase.model import machine
 from twophase.model.linear import TorchLinear, can_pack, make_linear
-from twophase.model.llama import LlamaModel
 from twophase_features.quantization import few_rows
 from twophase_features.quantization.few_rows import FewRows
 from twophase_features.quantization.rounding import quantize
@@ -163,25 +162,7 @@ def check_code_layers(module: ModuleType) -> None:
     assert not module.has_few_rows_kernel(quantized("int8"), torch.float16)
 
 
-def check_tokens(module: ModuleType, folder) -> None:
-    """Greedy tokens of a model whose products are all the kernel's, in prompts and decodes."""
-    model = load_model(folder)
-    ours = LlamaModel(model.config, module.with_kernels(model.weights, max_rows=1000), model.backend)
-    expected, got = (run(make_engine(each), PROMPTS, GREEDY) for each in (model, ours))
-    assert [tokens_of(output) for output in got] == [tokens_of(output) for output in expected]
-
-
 OPTIONS = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 16, "skip_tokenizer_init": True}
-
-
-def check_opening(folder) -> None:
-    """`attention_backend='triton'` uses the kernel; the tokens are those of torch's backend."""
-    outputs = []
-    for backend in ("torch", "triton"):
-        llm = LLM(str(folder), attention_backend=backend, **OPTIONS)
-        assert isinstance(llm.model.weights.lm_head, FewRows) == (backend == "triton")
-        outputs.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)])
-    assert outputs[0] == outputs[1]
 
 
 def module_of(check):
@@ -194,7 +175,7 @@ def in_mode_cpu(check, *arguments):
 
 
 CHECKS = [check_layer, check_memory, check_another_layout, check_codes]
-OF_FOLDER = [check_weights, check_tokens, check_head]
+OF_FOLDER = [check_weights, check_head]
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -205,16 +186,6 @@ def test_layers(compiling, check):
 @pytest.mark.parametrize("check", OF_FOLDER)
 def test_models(compiling, check, folder):
     compiling.call(in_mode_cpu, check, folder)
-
-
-@pytest.mark.full  # compiles the kernels of attention too
-def test_the_option(compiling, folder):
-    compiling.call(opened, folder)
-
-
-def opened(folder):
-    triton_on_cpu.install()
-    check_opening(folder)
 
 
 @pytest.mark.parametrize("prefers", [True, False])

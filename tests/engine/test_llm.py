@@ -11,7 +11,7 @@ from tqdm import tqdm
 from tests.engine.engines import check_idle, prompt_of
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
-from twophase import LLM, SamplingParams, memory
+from twophase import LLM, SamplingParams
 from twophase import llm as llm_module
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
@@ -23,11 +23,6 @@ from twophase.scheduling.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 TEXTS = ["The quick brown fox", "naïve café", "日本", "dog"]
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_folder):
-    return LLM(tiny_folder, num_kv_blocks=64, block_size=4)
 
 
 def test_the_class_is_listed_before_it_is_loaded():
@@ -61,6 +56,10 @@ class TestGenerate:
         (from_ids,) = llm.generate({"prompt_token_ids": byte_level().encode(TEXTS[0])}, GREEDY)
         assert from_text.outputs == from_ids.outputs
         assert from_ids.prompt is None
+        mixed = llm.generate([byte_level().encode(TEXTS[0]), TEXTS[1], (43, 44)], GREEDY)
+        assert (mixed[0].outputs, mixed[2].prompt_token_ids) == (from_text.outputs, (43, 44))
+        with pytest.raises(InvalidRequestError, match="at least one token, got none"):
+            llm.generate([[]], GREEDY)
         assert llm.generate([TEXTS[0], TEXTS[1]], GREEDY)[0].outputs == from_text.outputs
         assert llm.generate([]) == []
 
@@ -88,12 +87,10 @@ class TestGenerate:
 
 
 class TestStream:
-    @pytest.mark.parametrize(
-        "options", [{"temperature": 0}, {"seed": 4}, {"seed": 5, "stop": "e"}, {"seed": 6, "n": 1}]
-    )
+    @pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 5, "stop": "e"}])
     def test_pieces_joined_are_what_generate_gives(self, llm, options):
-        params = SamplingParams(max_tokens=40, ignore_eos=True, **options)
-        for text in TEXTS:
+        params = SamplingParams(max_tokens=20, ignore_eos=True, **options)
+        for text in TEXTS[1:3]:
             pieces = list(llm.stream(text, params))
             assert "".join(pieces) == llm.generate(text, params)[0].outputs[0].text
             assert all(pieces)
@@ -221,11 +218,3 @@ class TestOptions:
         assert resolve_device("auto") == torch.device("cpu")
         with pytest.raises(ConfigError, match="PyTorch sees 0 CUDA devices here; use device='cpu'"):
             resolve_device("cuda:1")
-
-    def test_default_pool_is_a_share_of_free_memory(self, llm, monkeypatch):
-        num_bytes, cpu = llm.kv_cache.spec.bytes_per_block, torch.device("cpu")
-        monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 4 * 2**30)
-        assert memory.num_blocks_that_fit(num_bytes, cpu, None) == 2**30 // num_bytes
-        assert memory.num_blocks_that_fit(num_bytes, cpu, 0.9) == int(0.9 * 4 * 2**30) // num_bytes
-        monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 400 * 2**30)
-        assert memory.num_blocks_that_fit(num_bytes, cpu, None) == 2 * 2**30 // num_bytes

@@ -48,7 +48,9 @@ def run(program, *arguments):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("opened", ["AsyncLLM(**options)", "AsyncLLM.of(LLM(**options))"])
+@pytest.mark.parametrize(
+    "opened", ["AsyncLLM(**options)", pytest.param("AsyncLLM.of(LLM(**options))", marks=pytest.mark.full)]
+)
 def test_an_engine_in_a_thread_has_the_cores_for_itself(opened, tiny_folder):  # noqa: F811
     """Of the thread that loaded the model no worker is left: the engine's thread alone has come."""
     run(

@@ -63,24 +63,6 @@ def check_outputs(case, outputs) -> None:
         check_output(output, case[1][output.prompt_token_ids])
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 16, 200])
-def test_in_chunks_of_any_size(case, chunk):
-    engine = make_engine(case[0], budget=chunk, max_num_seqs=min(chunk, 8))
-    check_outputs(case, run(engine, PROMPTS, PARAMS))
-
-
-def test_beside_requests_that_ask_for_nothing_and_for_other_numbers(case):
-    asked = [None, 3, 0, None, 5, 20, 1]
-    params = [replace(PARAMS, prompt_logprobs=number) for number in asked]
-    for prompt, number, output in zip(
-        PROMPTS, asked, run(make_engine(case[0], budget=16), PROMPTS, params), strict=True
-    ):
-        if number is None:
-            assert output.prompt_logprobs is None
-        else:
-            check_output(output, case[1][tuple(prompt["prompt_token_ids"])], number)
-
-
 def test_no_prefix_is_looked_up_and_all_are_published(case):
     engine = make_engine(case[0], budget=16)
     for _ in range(2):
@@ -100,18 +82,6 @@ def preempting(model, num_host_blocks: int = 0, **options) -> Engine:
     engine.step()
     engine.add_request("asking", PROMPTS[-1], PARAMS)
     return engine
-
-
-@pytest.mark.parametrize("num_host_blocks", [0, 32])
-@pytest.mark.parametrize("prefix_caching", [False, True])
-def test_a_prompt_that_loses_its_blocks_half_way(case, num_host_blocks, prefix_caching):
-    engine = preempting(case[0], num_host_blocks, prefix_caching=prefix_caching)
-    (output,) = (each for each in finish(engine).values() if each.request_id == "asking")
-    check_outputs(case, [output])
-    begun = [(start, count) for step in engine.trace for name, _, start, count in step.chunks if name == "asking"]
-    lost = [step.step for step in engine.trace if ("asking", 0) in step.preempted]
-    assert lost, "it was to be preempted"
-    assert any(0 < start + count < LENGTHS[-1] for start, count in begun[: lost[0]])
 
 
 def test_few_logits_at_a_time(case):

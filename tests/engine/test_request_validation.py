@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.engine.engines import check_idle, finish, make_engine, prompt_of, run, tokens_of
-from tests.engine.tokenizers_for_tests import END, byte_level
+from tests.engine.tokenizers_for_tests import byte_level
 from tests.mutation import KillTable, Mutant
-from twophase import LLM, SamplingParams, StructuredOutputs
+from twophase import SamplingParams, StructuredOutputs
 from twophase.core import rules
 from twophase.core.errors import InvalidRequestError
 from twophase.engine import engine as engine_module
@@ -73,17 +73,6 @@ def check_bad_prompts(module) -> None:
     for prompt, message in BAD_PROMPTS:
         with pytest.raises(InvalidRequestError, match=message):
             module.parse_prompt(prompt, byte_level(), 330)
-
-
-def test_stop_strings_with_a_special_token_in_them(tiny_model):
-    """Which is left out of the text, and stops by itself."""
-    engine, end = make_engine(tiny_model, codec=byte_level()), byte_level().end_id
-    forced = {"temperature": 0, "logit_bias": {end: 100}, "max_tokens": 4, "ignore_eos": True}
-    for more, text in ({}, ""), ({"include_stop_str_in_output": True}, END), ({"skip_special_tokens": False}, ""):
-        found = run(engine, [prompt_of(0, 5)], SamplingParams(stop=END, **forced, **more))[0].outputs[0]
-        assert (found.finish_reason, found.stop_reason, found.text, found.token_ids) == ("stop", END, text, (end,))
-    found = run(engine, [prompt_of(0, 5)], SamplingParams(stop=END, min_tokens=2, **forced))[0].outputs[0]
-    assert (found.stop_reason, len(found.token_ids)) == (END, 3)
 
 
 def test_prompts(tiny_model):
@@ -151,6 +140,10 @@ def test_rules():
         check(rules)
 
 
+def test_a_top_k_of_minus_one_keeps_all():
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0) == SamplingParams()
+
+
 def test_params_that_are_none(tiny_model):
     refused(make_engine(tiny_model), "must be SamplingParams", params={"n": 1})
     assert len(run(make_engine(tiny_model), [prompt_of(0, 5)], [None])[0].outputs[0].token_ids) == 16
@@ -183,11 +176,6 @@ def check_no_ghost(module, model) -> None:
 
 def test_no_ghost(tiny_model):
     check_no_ghost(engine_module, tiny_model)
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_folder):
-    return LLM(tiny_folder, num_kv_blocks=64, block_size=4)
 
 
 @pytest.mark.parametrize(

@@ -258,16 +258,6 @@ def check_extremes(module) -> None:
                 assert {token.token_id for (token,) in results} <= legal, params
 
 
-def check_whole_numbers(module) -> None:
-    """A parameter that is a whole number is one like any other, alone and beside others."""
-    params = SamplingParams(top_p=0.9)
-    for name in ("min_p", "temperature", "repetition_penalty", "top_p"):
-        object.__setattr__(params, name, int(getattr(params, name)) or int(name == "top_p"))  # past the validation
-    object.__setattr__(params, "top_p", 0.9)
-    (tokens,) = sample_of(module)(logits_of(12), [row(params, token_ids=[3])])
-    assert tokens == sample_of(module)(logits_of(12), [row(SamplingParams(top_p=0.9), token_ids=[3])])[0]
-
-
 def test_a_bad_row_says_what_was_found():
     (result,) = sample(torch.tensor([[0.0, math.nan]]), [row(SamplingParams())])
     assert isinstance(result, SamplingError)
@@ -283,7 +273,6 @@ CHECKS = {
     "logprobs": check_logprobs,
     "bad rows": check_bad_rows,
     "extremes": check_extremes,
-    "whole": check_whole_numbers,
 }
 
 
@@ -292,7 +281,11 @@ def test_the_sampler(check):
     check(sampler)
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+# The kernels' own distributions: tests/kernels/test_sampling.py.
+SLOW = {"distribution": pytest.mark.full}
+
+
+@pytest.mark.parametrize("check", [pytest.param(CHECKS[name], id=name, marks=SLOW.get(name, ())) for name in CHECKS])
 def test_by_kernels(check, monkeypatch):
     """As on a GPU, and where compiled kernels are asked for by name."""
     pytest.importorskip("triton", reason="not run here: no triton")

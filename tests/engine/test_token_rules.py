@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.mutation import KillTable, Mutant, installed
-from twophase import LLM, SamplingParams, StructuredOutputs
+from twophase import SamplingParams, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
 from twophase.engine import model_run, sampler
 from twophase.engine.detokenizer import Detokenizer
@@ -13,11 +13,6 @@ from twophase_features.score_edits import bias_of
 
 PROMPT = {"prompt_token_ids": [40, 41, 42, 43, 44]}
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_folder):
-    return LLM(tiny_folder, num_kv_blocks=64, block_size=4)
 
 
 def generate(llm, **params):
@@ -119,22 +114,3 @@ MUTANTS = [
 @pytest.mark.parametrize(("name", "old", "new"), MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants_are_killed(name, old, new):
     KillTable.record(Mutant(name, "twophase_features.stop_strings", old, new), check_stop_after)
-
-
-def test_a_top_k_of_minus_one_keeps_all():
-    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0) == SamplingParams()
-    with pytest.raises(
-        InvalidRequestError, match=r"top_k must be a whole number >= 0 \(0 or -1 keeps every token\), got -2"
-    ):
-        SamplingParams(top_k=-2)
-
-
-def test_prompts_of_token_ids_as_they_are(llm):
-    params = SamplingParams(**GREEDY)
-    expected = llm.generate({"prompt_token_ids": [40, 41, 42]}, params)[0].outputs
-    mixed = llm.generate([[40, 41, 42], "dog", (43, 44)], params)
-    assert mixed[0].outputs == expected
-    assert mixed[2].prompt_token_ids == (43, 44)
-    assert next(iter(llm.stream([40, 41, 42], params)))
-    with pytest.raises(InvalidRequestError, match="at least one token, got none"):
-        llm.generate([[]], params)

@@ -132,27 +132,6 @@ def test_in_a_pool_of_one_sequence(case, options, caching):
         case.open(num_kv_blocks=num_blocks - 1).generate(PROMPTS[-1], PARAMS, use_tqdm=False)
 
 
-@pytest.mark.parametrize("case", ["gemma3"], indirect=True)
-def test_the_triton_backend(case):
-    device = "cuda" if torch.cuda.is_available() else "cpu"  # kernels are compiled where there is a GPU
-    llm = case.open(device=device, attention_backend="triton", max_num_batched_tokens=48)
-    assert {backend.name for backend in llm.model.backend.of_group} == {"triton"}
-    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-    assert generate(llm, PROMPTS[1:3], params) == [tokens[:3] for tokens in case.expected[1:3]]
-
-
-def test_sliding_layers_keep_a_window_and_the_others_everything(folders):
-    """One sequence, token by token to nine windows: two numbers per step, by hand."""
-    llm = LLM(folders["gemma3"], **OPTIONS, enable_prefix_caching=False)
-    update, counts = llm.scheduler.update, []
-    llm.scheduler.update = lambda *args: (update(*args), counts.append(llm.scheduler.cache.num_in_use_by_kind()))[0]
-    generate(llm, PROMPTS[:1], SamplingParams(temperature=0, max_tokens=9 * WINDOW, ignore_eos=True))
-    for num_tokens, count in enumerate(counts[:-1], 1):
-        kept = [b for b in range(-(-num_tokens // 4)) if 4 * b + 3 > num_tokens - WINDOW]
-        assert count == {"full": -(-num_tokens // 4), "sliding": 2 * len(kept)}, num_tokens  # one group, and two
-    assert counts[-1] == {"full": 0, "sliding": 0}
-
-
 def test_the_pool_is_no_larger_than_windows_can_use_and_its_blocks_have_the_size_of_a_group(folders):
     asked = LLM(folders["llama"], **OPTIONS, **ASKED)
     assert asked.kv_cache.num_blocks == 8 * SlidingWindow(14, 3).max_blocks(4) + 24 // 4
@@ -201,7 +180,7 @@ def test_what_does_not_go_together_is_refused(family, options, message, folders)
         LLM(folders[family], **OPTIONS, num_kv_blocks=64, **options)
 
 
-def test_a_backend_that_is_made_gets_the_window_and_a_ready_made_one_keeps_its_own(folders):
+def test_a_backend_that_is_made_gets_the_window(folders):
     made = []
     own = OPTIONS | {"attention_backend": lambda spec: made.append(spec) or TorchBackend(spec, 4)}
     assert LLM(folders["llama"], **own, sliding_window=8).model.backend.spec.window == 8
@@ -209,7 +188,3 @@ def test_a_backend_that_is_made_gets_the_window_and_a_ready_made_one_keeps_its_o
     mixed = LLM(folders["gemma3"], **own)
     assert [spec.window for spec in made] == [None, WINDOW]
     assert [backend.spec.window for backend in mixed.model.backend.of_group] == [None, WINDOW, WINDOW]
-    ready = OPTIONS | {"attention_backend": TorchBackend(LLM(folders["llama"], **OPTIONS).model.backend.spec, 4)}
-    assert not isinstance(LLM(folders["llama"], **ready).scheduler.cache, WindowedCache)
-    with pytest.raises(ConfigError, match=r"sliding_window .* and attention_backend.*was made without the window"):
-        LLM(folders["llama"], **ready, sliding_window=8)

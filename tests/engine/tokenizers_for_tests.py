@@ -1,8 +1,11 @@
 """Small tokenizers of the kinds that exist: byte-level BPE (GPT-2, SmolLM2), BPE with byte fallback (Llama 2), words."""
 
 from functools import cache
+from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from tests.model.tiny import make_folder
 
 TEXT = "The quick brown fox jumps over the lazy dog, doesn't it? Ünïcödé, 日本語, emoji 😀👍🏽, naïve café.\n\n  indented\t1234 "
 END = "<|end|>"
@@ -93,3 +96,11 @@ def words() -> Decoder:
 
 ALL = {"byte-level": byte_level, "byte fallback": byte_fallback, "glued bytes": glued_bytes, "words": words}
 KINDS = {"byte-level": byte_level, "byte fallback": byte_fallback}
+
+
+def make_text_folder(folder: Path, codec: Decoder | None = None, family: str = "llama", **changes):
+    """A random model with the vocabulary of a tokenizer, which is saved beside it; as `make_folder` returns it."""
+    codec = codec or byte_level()
+    made = make_folder(family, folder, **{"vocab_size": codec.vocab_size, "eos_token_id": codec.end_id} | changes)
+    codec.tokenizer.save(str(folder / "tokenizer.json"))
+    return made

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file, save
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from tests.engine.tokenizers_for_tests import byte_level
+from tests.engine.tokenizers_for_tests import byte_level, make_text_folder
 from tests.fuzz.rule import FindingError, refusing_clearly
-from tests.model.tiny import LLAMA3_ROPE, config_readers, make_folder
+from tests.model.tiny import LLAMA3_ROPE, config_readers
 from twophase import LLM, SamplingParams
 from twophase.core.errors import TwophaseError
 from twophase.model.config import load_config
@@ -60,8 +60,7 @@ class Folders:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         for family in FAMILIES:
-            make_folder(family, folder / family, vocab_size=NEXT + 4, **SMALL)
-            byte_level().tokenizer.save(str(folder / family / "tokenizer.json"))
+            make_text_folder(folder / family, family=family, vocab_size=NEXT + 4, eos_token_id=2, **SMALL)
         self.tally: Counter[tuple[str, str]] = Counter()
 
     def cases(self) -> Iterator[Case]:

@@ -39,7 +39,7 @@ def fuzz(count, seed, cwd):
 
 def test_a_sample_is_clean(tmp_path):
     tally = fuzz(12, 0, tmp_path)
-    assert min(tally.get(outcome, 0) for outcome in ("accepted", "refused", "compared")) >= 4, tally
+    assert min(tally.get(outcome, 0) for outcome in ("accepted", "refused")) >= 4, tally
 
 
 @pytest.mark.full

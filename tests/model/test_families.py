@@ -21,10 +21,6 @@ LOGITS_TOLERANCE = 2e-4
 PROMPT_LENGTHS = (1, 4, 17, 30)  # one token; one block; over a block's and the window's edge
 
 
-def open_folder(folder):
-    return load_model(folder)
-
-
 def random_prompts(seed):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(SIZES["vocab_size"], (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]
@@ -45,7 +41,7 @@ def assert_logits_equal(ours, theirs, what):
 def test_logits_and_greedy_tokens_equal_transformers(family, seed, tmp_path):
     folder, oracle = make_folder(family, tmp_path, seed)
     prompts = random_prompts(seed)
-    pages = Pages(open_folder(folder), len(prompts))
+    pages = Pages(load_model(folder), len(prompts))
     # All prompts in one ragged batch: the one-token prompt first, as a decode.
     rows = pages.run(list(enumerate(prompts)))
     for prompt, logits in zip(prompts, rows, strict=True):
@@ -64,7 +60,7 @@ def test_logits_and_greedy_tokens_equal_transformers(family, seed, tmp_path):
 def test_a_prompt_in_chunks_gives_the_same_logits(family, tmp_path):
     folder, oracle = make_folder(family, tmp_path)
     prompt = random_prompts(3)[-1]
-    pages = Pages(open_folder(folder), 1)
+    pages = Pages(load_model(folder), 1)
     rows = [pages.run([(0, prompt[start:end])])[0] for start, end in ((0, 1), (1, 8), (8, 9), (9, len(prompt)))]
     assert_logits_equal(torch.cat(rows), oracle_logits(oracle, prompt), "chunks")
 

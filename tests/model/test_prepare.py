@@ -4,7 +4,6 @@ import importlib.util
 import sys
 
 import pytest
-import torch
 
 from twophase.core.errors import ModelFolderError
 from twophase_features.model_store import prepare
@@ -15,7 +14,6 @@ from twophase_features.model_store.prepare import (
     resolve_model,
     verify,
 )
-from twophase_features.quantization.gguf_file import to_half_split
 
 
 @pytest.fixture
@@ -35,18 +33,6 @@ def test_twophase_home_overrides_the_platform_cache(empty_home, monkeypatch, tmp
 def test_a_prepared_model_is_found_without_looking_for_its_package(smollm2_folder, monkeypatch):
     monkeypatch.setattr(prepare, "_find_gguf", lambda: pytest.fail("looked for the package"))
     assert prepare_default_model() == smollm2_folder == resolve_model(DEFAULT_MODEL)
-
-
-def test_rope_rows_are_put_back_half_a_head_apart():
-    """llama.cpp's own reordering, row by row from its definition, is undone."""
-    head_dim, original = 6, torch.arange(2 * 6.0)[:, None]
-    reordered = torch.empty_like(original)
-    for head in range(2):
-        for pair in range(head_dim // 2):
-            for member in range(2):
-                source = head * head_dim + member * head_dim // 2 + pair
-                reordered[head * head_dim + 2 * pair + member] = original[source]
-    assert torch.equal(to_half_split(reordered, num_heads=2), original)
 
 
 def test_package_not_installed(empty_home, monkeypatch):

@@ -1,7 +1,6 @@
-"""What the tests run in two processes: generate, or lose one of them in the middle. Prints a line of JSON per rank.
+"""What the tests run in two processes: generate, and lose one of the two in the middle. Prints a line of JSON per rank.
 
-disaggregated_script.py FOLDER equal
-disaggregated_script.py FOLDER lose RANK SIGNAL
+disaggregated_script.py FOLDER RANK SIGNAL
 """
 
 import json
@@ -10,20 +9,10 @@ import signal
 import sys
 import time
 
-from twophase import LLM, BeamSearchParams, SamplingParams
+from twophase import LLM, SamplingParams
 from twophase_features.parallel.disaggregation import DecodeEngine, disaggregated
 from twophase_features.parallel.peers import PeerLostError
 from twophase_features.parallel.prefill_worker import PrefillWorker
-
-TEXTS = [
-    "The capital of France is",
-    "In the beginning the Universe was created. This has made a lot of people very angry. " * 6,
-    "2 + 2 =",
-    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
-]
-GREEDY = SamplingParams(temperature=0, max_tokens=10)
-BEAMS = BeamSearchParams(beam_width=2, max_tokens=4)
-SEEDED = SamplingParams(temperature=0.8, seed=5, max_tokens=10)
 
 
 def say(**what):
@@ -60,27 +49,6 @@ def in_step(class_, method, number, action):
     setattr(class_, method, counted)
 
 
-def equal(folder):
-    options = {"num_kv_blocks": 80, "device": "cpu", "attention_backend": "torch"}
-    chunks = {"max_num_batched_tokens": 64, "max_num_seqs": 64}
-    with disaggregated(folder, prefill_options=chunks, **options) as llm:
-        if llm is not None:
-            alone = LLM(folder, **options)
-            for params in (GREEDY, SEEDED):
-                ours, theirs = (each.generate(TEXTS, params, use_tqdm=False) for each in (llm, alone))
-                assert [each.outputs for each in ours] == [each.outputs for each in theirs]
-                assert all(each.metrics.ttft_s > 0 and each.metrics.tpot_s > 0 for each in ours)
-            records, prefills = llm.engine.take_transfers()
-            assert len(records) >= len(prefills) == sum(len(alone.tokenizer.encode(text)) > 16 for text in TEXTS) > 0
-            ours, theirs = (each.beam_search(TEXTS, BEAMS, use_tqdm=False) for each in (llm, alone))
-            assert texts_of(ours) == texts_of(theirs)
-            say(in_use=llm.engine.stats().cache.num_in_use, num_bytes=sum(each.num_bytes for each in records))
-
-
-def texts_of(outputs):
-    return [found.tokens for each in outputs for found in each.sequences]
-
-
 def lose(folder, victim, number):
     def die():
         time.sleep(1)  # the sending thread goes on meanwhile: what was computed before this is on its way
@@ -115,7 +83,4 @@ def lose(folder, victim, number):
 
 if __name__ == "__main__":
     note_worker()
-    if sys.argv[2] == "equal":
-        equal(sys.argv[1])
-    else:
-        lose(sys.argv[1], int(sys.argv[3]), getattr(signal, sys.argv[4]))
+    lose(sys.argv[1], int(sys.argv[2]), getattr(signal, sys.argv[3]))

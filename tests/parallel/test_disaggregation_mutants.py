@@ -20,7 +20,7 @@ def same_bits(folder):
 
 
 def broken(folder):
-    TROUBLE.test_a_prompt_that_breaks_the_worker_is_computed_here(folder, "write")
+    TROUBLE.test_a_prompt_that_breaks_the_worker_is_computed_here(folder)
 
 
 def lives(folder):

@@ -80,7 +80,7 @@ def test_a_launch_that_takes_too_long_is_ended_deaf_and_stopped_ranks_too(tmp_pa
     assert not [pid for pid in pids_in(tmp_path, 2) if is_running(pid)]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_no_rank_outlives_its_caller(how, tmp_path):
     """As when a notebook's kernel dies."""
     code = f"""

@@ -95,7 +95,10 @@ def test_two_ranks_of_whole_experts_say_no_more_than_they_must(tmp_path):
         # All-reduce 61 is the first of a step's second layer: pages of the step are written, and the others wait.
         ("smollm2", {}, (61 + 1,), ""),
         # The third all-to-all of a layer, when the rank's experts have computed and the others wait for it.
-        ("qwen3-moe", WHOLE, (61 + 2, "all_to_all"), "rows that other ranks' experts have computed"),
+        pytest.param(
+            *("qwen3-moe", WHOLE, (61 + 2, "all_to_all"), "rows that other ranks' experts have computed"),
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["a sum", "rows"],
 )
@@ -140,6 +143,7 @@ def test_what_cannot_be_shared_is_refused_before_anything_is_loaded(
         LLM(str(folder), skip_tokenizer_init=True, device="cpu", **options)
 
 
+@pytest.mark.full
 def test_the_command_prints_with_two_ranks_what_it_prints_with_one(tiny_folder):
     command = [sys.executable, "-m", "twophase_tools", "generate", "a tiny prompt", "--model", str(tiny_folder)]
     command += ["--regex", "[a-z]{6}"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.model.paged import Pages
-from tests.model.test_families import open_folder, oracle_logits
-from tests.model.tiny import make_folder
+from tests.model.test_families import oracle_logits
+from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
 from twophase.core.errors import ModelFolderError
@@ -152,7 +152,7 @@ def assert_close(ours, theirs, what):
 
 
 def logits_of(folder):
-    return Pages(open_folder(folder), 1).run([(0, PROMPT)])[0]
+    return Pages(load_model(folder), 1).run([(0, PROMPT)])[0]
 
 
 @pytest.mark.parametrize(

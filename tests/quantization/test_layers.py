@@ -11,7 +11,7 @@ from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ConfigError
 from twophase_features.quantization import linear, rounding, weight
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
-from twophase_features.quantization.linear import ConcatLinear, PackedLinear, make_quantized_linear
+from twophase_features.quantization.linear import PackedLinear, make_quantized_linear
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES, Scheme, head_scheme
 from twophase_features.quantization.weight import QuantizedWeight, can_stack, pack_nibbles
@@ -63,14 +63,6 @@ def test_rows_of_zeros_and_of_one_value():
     for scheme in SCHEMES.values():
         got = quantize(plain, scheme).dequantize()
         assert torch.allclose(got, plain, rtol=0.01, atol=0), scheme
-
-
-def test_what_cannot_be_rounded():
-    with pytest.raises(ConfigError, match=r"groups of 128 does not divide a layer of 576 inputs.*int4 has 32"):
-        quantize(torch.ones(4, 576), SCHEMES["int4_g128"])
-    for bad in (torch.nan, torch.inf):
-        with pytest.raises(ValueError, match="not finite"):
-            quantize(torch.tensor([[1.0, bad]]), SCHEMES["int8"])
 
 
 def test_bytes_of_a_scheme_are_those_stored():
@@ -179,17 +171,6 @@ def test_int4_takes_a_quarter_of_bf16_and_is_there_twice_where_there_is_room():
     assert torch.equal(quick(x[:4]), lean(x[:4]))
 
 
-def test_a_layer_whose_inputs_are_in_another_order():
-    rounded = quantize(random_weight(), SCHEMES["int4"])
-    shuffled = replace(rounded, input_order=torch.randperm(INPUTS))
-    x = torch.randn(3, INPUTS)
-    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.3)):
-        for keeps_plain in (True, False):
-            layer = make_quantized_linear(shuffled, None, dtype, keeps_plain)
-            expected = x @ shuffled.dequantize().T
-            assert torch.allclose(layer(x.to(dtype)).float(), expected, atol=tolerance)
-
-
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_stored_layer_dequantises_in_the_call(name):
     """What other devices than a CPU get."""
@@ -241,13 +222,6 @@ def test_a_row_of_zeros_and_one_that_is_not_finite():
     got = layer(x)
     assert bool((got[0] == 0).all())
     assert not bool(got[1:].isfinite().any())
-
-
-def test_layers_side_by_side():
-    parts = [quantize(random_weight(seed), SCHEMES[name]) for seed, name in enumerate(("int4", "int8"))]
-    layers = tuple(make_quantized_linear(part, None, torch.float32) for part in parts)
-    both, x = ConcatLinear(layers), torch.randn(3, INPUTS)
-    assert torch.equal(both(x), torch.cat([layer(x) for layer in layers], dim=1))
 
 
 def test_a_cpu_without_bf16_multiplies_in_float32(monkeypatch):

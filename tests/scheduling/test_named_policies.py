@@ -1,6 +1,5 @@
 """Policies by name."""
 
-import json
 import re
 
 import pytest
@@ -57,15 +56,6 @@ def test_what_stands_for_none_is_refused(text, said):
 def test_the_command_line_takes_them(command, capsys):
     assert main([*command.split(), "--policy", "fifo"]) == 2
     assert "no policy is called 'fifo'" in capsys.readouterr().err
-
-
-def test_a_policy_changes_what_is_simulated(capsys):
-    command = ["simulate", "--hardware", "h100", "--rate", "50", "--requests", "60", "--json", "--policy"]
-    ttft = {}
-    for policy in ("priority", "static:batch_size=2"):
-        assert main([*command, policy]) == 0
-        ttft[policy] = json.loads(capsys.readouterr().out)["latencies"]["ttft"]
-    assert ttft["static:batch_size=2"]["p90"] > 2 * ttft["priority"]["p90"]
 
 
 def test_the_help_names_every_policy_and_nothing_else():

@@ -66,15 +66,6 @@ def test_refusals_state_rule_and_numbers(request_args, options, message):
     harness.run().check_outputs()
 
 
-def test_a_request_id_is_free_again_when_its_request_is_done():
-    harness = Harness()
-    harness.add(make_request("a", 3))
-    with pytest.raises(InvalidRequestError, match="'a' is in use"):
-        harness.scheduler.add(make_request("a", 3))
-    harness.run()
-    assert harness.scheduler.add(make_request("a", 3)) == 1
-
-
 def test_budget_must_hold_a_decode_for_every_place():
     with pytest.raises(ConfigError, match="got 3 < 4"):
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=3, max_model_len=16)

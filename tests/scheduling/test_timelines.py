@@ -92,11 +92,6 @@ TIMELINES = {
         "soon:3 | late:3 | same:3 | none:3",
         R("none", 3, 1), R("late", 3, 1, ttft_slo_s=9), R("soon", 3, 1, arrival_s=4, ttft_slo_s=2),
         R("same", 3, 1, arrival_s=3, ttft_slo_s=6), policy=lambda: DeadlinePolicy(), max_num_seqs=1),
-    "the convoy: a short prompt waits for a long one": row(
-        "long:8 *5 | short:4", R("long", 40, 1), R("short", 4, 1), policy=lambda: ChunkedPrefillPolicy(8)),
-    "no convoy: by turns a short prompt waits for nothing": row(
-        "long:4 short:4 | long:4 *9",
-        R("long", 40, 1), R("short", 4, 1), policy=lambda: RotatingPolicy(4, max_tokens=8)),
     "three prompts take turns of two a step": row(
         "a:4 b:4 | c:4 a:4 | b:4 c:4 | a:4 b:4 | c:4",
         *(R(name, 12, 1) for name in "abc"), policy=lambda: RotatingPolicy(4)),
@@ -122,20 +117,9 @@ TIMELINES = {
         "a0:6 | a0:1 *8 | b0:8 *2 | b0:2 a1:2",
         R("a0", 6, 9, tenant="a"), 1, R("b0", 18, 1, tenant="b"),
         R("a1", 2, 1, tenant="a"), policy=lambda: FairPolicy(), num_blocks=6, prefix_caching=False),
-    "kept out by blocks, until they are free": row(
-        "a:8 | a:1 *3 | b:8 | b:1 *2", R("a", 8, 4), 1, R("b", 9, 2), num_blocks=5, prefix_caching=False),
     "kept out by the watermark": row(
         "a:8 | a:1 *3 | b:8 | b:1 *2",
         R("a", 8, 4), 1, R("b", 9, 2), num_blocks=8, watermark=0.5, prefix_caching=False),
-    "kept out by places": row("a:8 | a:1 *3 | b:1 *2", R("a", 8, 4), 1, R("b", 1, 2), max_num_seqs=1),
-    "kept out by places for all completions": row(
-        "a:8 | a:1 *3 | b:1 | b:1 b/1:1", R("a", 8, 4), 1, R("b", 1, 2, n=2), max_num_seqs=2),
-    "kept out by the tokens of a step": row(
-        "a:8 | a:1 *3 | b:8 | b:1", R("a", 8, 4), 1, R("b", 8, 2), policy=lambda: ContinuousPolicy()),
-    "kept out whole, where no prompt is split": row(
-        "a:8 | a:1 *3 | b:8 | b:1", R("a", 8, 4), 1, R("b", 8, 2), chunked=False),
-    "kept out by the policy": row(
-        "a:8 | a:1 *3 | b:1 *2", R("a", 8, 4), 1, R("b", 1, 2), policy=lambda: StaticPolicy(1)),
     "a newcomer leaves a block of each group of layers to those that grow": row(
         "a:4 b:4 | a:1 b:1 *2",
         R("a", 4, 3), R("b", 4, 3), num_blocks=8, window=SlidingWindow(9), sees_all=(True, False)),
@@ -194,16 +178,6 @@ def test_timeline(name):
     check_timeline(name)
 
 
-def test_a_step_that_never_ran_publishes_nothing():
-    harness = Harness(budget=16)
-    harness.add(make_request("a", range(8), 1))
-    harness.schedule()
-    harness.scheduler.abort("a")
-    harness.add(make_request("b", range(8), 1))
-    harness.run()
-    assert harness.log == [(0, "b", 8)]
-
-
 def test_completions_share_the_prompts_sample_and_copy_its_last_block():
     harness = Harness(budget=8)
     harness.add(make_request("a", 9, 2, n=3), make_request("b", 2, 1))
@@ -238,16 +212,6 @@ def test_end_of_text_as_the_very_first_token():
     prompt = next([i] for i in range(1000) if next_token([i], 0) == EOS)
     tokens, end = _run_one(prompt, max_tokens=9, eos=[EOS])
     assert (tokens, end) == ([EOS], ("stop", None))
-
-
-def test_the_engine_ends_a_sequence_at_a_stop_string():
-    harness = Harness()
-    harness.add(make_request("a", 5, 9), make_request("b", 5, 3))
-    harness.step()
-    harness.take(harness.scheduler.finish(0, "stop", "###"))
-    assert harness.scheduler.finish(0, "stop", "###") == []
-    harness.run().check_outputs(but=frozenset("a"))
-    assert harness.ends["a", 0] == ("stop", "###")
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3])

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.engine.tokenizers_for_tests import byte_level
-from tests.model.tiny import make_folder
+from tests import test_async_llm
+from tests.engine.tokenizers_for_tests import byte_level, make_text_folder
 from twophase import LLM
 from twophase.config import DEFAULT_MODEL
 from twophase_server.background import BackgroundServer
@@ -27,11 +27,11 @@ MODEL = DEFAULT_MODEL  # the tiny model has this name, because the labs' clients
 
 @pytest.fixture(scope="session")
 def chat_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chat") / MODEL
-    folder.mkdir()
-    tokenizer = byte_level()
-    make_folder("llama", folder, vocab_size=tokenizer.vocab_size, eos_token_id=tokenizer.end_id)
-    tokenizer.tokenizer.save(str(folder / "tokenizer.json"))
+    return make_chat_folder(tmp_path_factory.mktemp("chat"))
+
+
+def make_chat_folder(parent, **sizes):
+    folder, _ = make_text_folder(parent / MODEL, **sizes)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
 
@@ -91,23 +91,9 @@ def http(server):
         yield http
 
 
-@contextlib.contextmanager
 def held(server):
     """The engine's thread stands still, just before a step."""
-    is_held, go_on = threading.Event(), threading.Event()
-
-    def hold():
-        is_held.set()
-        if not go_on.wait(PATIENCE_S):
-            raise TimeoutError("it was held for too long")
-
-    with server.llm._changed:
-        server.llm._post(hold)
-    assert is_held.wait(PATIENCE_S)
-    try:
-        yield
-    finally:
-        go_on.set()
+    return test_async_llm.held(server.llm)
 
 
 def until(is_so):
@@ -126,12 +112,17 @@ def ids_of(messages):
     return {"prompt_token_ids": byte_level().encode(text)}
 
 
-def check_refused(http, path, body, param, words):
-    """A 400 in OpenAI's form, which names the field at fault (None where no single one is) and says the rule."""
-    answer = http.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
-    assert answer.status_code == 400, answer.text
+def error_of(answer, status):
+    """The error of an answer in OpenAI's form."""
+    assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def check_refused(http, path, body, param, words):
+    """A 400, which names the field at fault (None where no single one is) and says the rule."""
+    error = error_of(http.post(path, content=json.dumps(body), headers={"content-type": "application/json"}), 400)
     assert error["type"] == "invalid_request_error"
     assert words in error["message"]
     assert error["param"] == param

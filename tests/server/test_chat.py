@@ -55,21 +55,6 @@ def ask(client, chat_folder):
     return ask
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_an_answer_is_that_of_the_engine(ask, oracle, name):
-    options, params = ASKED[name]
-    output = expected(oracle, params)
-    found = ask(**options)
-    assert [(choice.message.content, choice.finish_reason) for choice in found.choices] == [
-        (completion.text, completion.finish_reason) for completion in output.outputs
-    ]
-    assert [choice.index for choice in found.choices] == list(range(params.get("n", 1)))
-    num_new = sum(len(completion.token_ids) for completion in output.outputs)
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (len(output.prompt_token_ids), num_new)
-    assert found.usage.total_tokens == len(output.prompt_token_ids) + num_new
-    assert {choice.message.role for choice in found.choices} == {"assistant"}
-
-
 def test_to_the_end_of_the_context_by_default(ask):
     found = ask([{"role": "user", "content": "fox! " * 75}], temperature=0, extra_body={"ignore_eos": True})
     assert found.choices[0].finish_reason == "length"

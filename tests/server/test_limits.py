@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.conftest import MODEL, PATIENCE_S, held, openai_client, serving, until
+from tests.server.conftest import MODEL, PATIENCE_S, error_of, held, openai_client, serving, until
 from tests.server.test_connections import post
 from twophase_features.serving import async_llm
 
@@ -48,11 +48,6 @@ def server(chat_folder, tmp_path_factory):
 def http(server):
     with httpx.Client(base_url=server.url, timeout=PATIENCE_S, headers={"authorization": "Bearer sk-alice"}) as http:
         yield http
-
-
-def error_of(answer, status):
-    assert answer.status_code == status, answer.text
-    return answer.json()["error"]
 
 
 def body_of(size):

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from tests.engine.tokenizers_for_tests import byte_level
-from tests.server.conftest import MODEL, check_refused, serving
+from tests.server.conftest import MODEL, check_refused, error_of, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -74,13 +74,6 @@ BAD = {
 def server(chat_folder):
     with serving(chat_folder, {"max_num_seqs": 8}) as server:
         yield server
-
-
-def error_of(answer, status):
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -9,227 +9,153 @@ import re
 import signal
 import time
 from collections import Counter
-from contextlib import aclosing
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.server.conftest import MODEL
-from tests.server.server_process import ServerProcess, free_port
-from twophase_tools.bench.http_client import HttpClient, RefusedError
-from twophase_tools.load.workloads import TimedRequest
+from tests.server.test_command import start, url_of
 
+TEXT = "/v1/completions"
 CONTEXT = 256  # of the tiny model
 NUM_CLIENTS, LOAD_S, THINK_S = 24, 5.0, 0.3
 LIMITS = ["--num-kv-blocks", "96", "--max-num-seqs", "8", "--max-queue", "12"]  # some wait, and some are refused
 BUSY = (429, 503)
 PATIENCE_S = 120.0  # a request that takes longer is stuck
-REST_S = 60.0
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of an event loop's default executor
 CLOSING_FILES = 2  # of connections that are just being closed
-# Few shapes kept compiled, or memory grows by 600 MB until a thousand have been met.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
 RIGHT = {"model": MODEL, "prompt": "x", "max_tokens": 1}
 WRONG = [
-    ("POST", "/v1/completions", body if isinstance(body, bytes) else json.dumps(body).encode())
-    for body in (
-        b"{oops", b"\xff\xfe\x00", b"", b"[]", b"[" * 5000, {}, RIGHT | {"prompt": {"a": 1}}, RIGHT | {"prompt": [-1]},
-        RIGHT | {"temperature": "hot"}, RIGHT | {"model": "nobody"}, RIGHT | {"prompt": [1] * (CONTEXT + 1)},
-        RIGHT | {"prompt": "x" * 50 * CONTEXT}, RIGHT | {"prompt": ["x"] * 5000}, RIGHT | {"n": 10_000},
-        RIGHT | {"max_tokens": -1}, RIGHT | {"logprobs": 10_000}, RIGHT | {"prompt": "x" * 6_000_000},
-    )
-] + [("POST", "/v1/chat/completions", b'{"messages": "hello"}'), ("GET", "/v1/completions", b""), ("POST", "/v1/nowhere", b"{}")]  # fmt: skip
+    b"{oops", b"\xff\xfe\x00", b"[" * 5000, {}, RIGHT | {"prompt": [-1]}, RIGHT | {"temperature": "hot"},
+    RIGHT | {"model": "nobody"}, RIGHT | {"prompt": [1] * (CONTEXT + 1)}, RIGHT | {"prompt": "x" * 50 * CONTEXT},
+    RIGHT | {"prompt": ["x"] * 5000}, RIGHT | {"n": 10_000}, RIGHT | {"prompt": "x" * 6_000_000},
+]  # fmt: skip
 NOISE = [b"\x00\xff\x16\x03\x01" * 9, b"GET /v1/models HTTP/1.1\r\n", b"\r\n\r\n", b""]
 
 
 class Crowd:
-    """Clients of one server. Each sends one request after another, of a kind that is drawn anew, until told to stop."""
+    """Clients of one server. Each sends one request after another, of a kind that is drawn anew."""
 
     def __init__(self, url):
-        self.url = url
-        self.random = random.Random(0)
-        self.outcomes, self.breaches = Counter(), []
-        self.open_accepted = self.num_lost = 0
-        self.may_be_away = False  # the server is being restarted: a refused connection is nobody's fault
+        self.url, self.random = httpx.URL(url), random.Random(0)
+        self.outcomes, self.num_open = Counter(), 0
+        self.may_be_away = False  # the server is stopping: a refused connection is nobody's fault
         self.kinds = [self.behave] * 6 + [self.read_slowly, self.send_noise] + [self.vanish, self.err] * 2
 
-    async def besiege(self, stop):
+    async def besiege(self, seconds):
         # No connection is used twice: a server may close an idle one just when the next request is on its way.
         limits = httpx.Limits(max_keepalive_connections=0)
-        async with (
-            HttpClient(self.url, timeout_s=PATIENCE_S, keep_alive=False) as self.client,
-            httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S, limits=limits, trust_env=False) as self.http,
-            asyncio.TaskGroup() as clients,
-        ):
-            await self.client.model()
+        options = {"base_url": self.url, "timeout": PATIENCE_S, "limits": limits, "trust_env": False}
+        async with httpx.AsyncClient(**options) as self.http, asyncio.TaskGroup() as clients:
             for _ in range(NUM_CLIENTS):
-                clients.create_task(self.one_client(stop))
+                clients.create_task(self.one_client(time.monotonic() + seconds))
 
-    async def one_client(self, stop):
-        while not stop.is_set():
-            await asyncio.sleep(self.random.uniform(0, THINK_S) + self.may_be_away)
+    async def one_client(self, end_s):
+        while time.monotonic() < end_s:
+            await asyncio.sleep(self.random.uniform(0, THINK_S))
             kind = self.random.choice(self.kinds)
             try:
                 what = await asyncio.wait_for(kind(), PATIENCE_S)
-            except (TimeoutError, httpx.ReadTimeout):
-                what = self.breach("stuck")
+            except (httpx.NetworkError, httpx.RemoteProtocolError, ConnectionError):
+                assert self.may_be_away
+                what = "found nobody"
             self.outcomes[kind.__name__, what] += 1
 
-    def breach(self, words):
-        self.breaches.append(words)
-        return "BROKEN"
-
-    def excuse(self, error, is_accepted=False):
-        """What a refusal is called if it is fair; else a breach."""
-        if error.status in BUSY and not is_accepted:
-            return f"refused with {error.status}"
-        if error.status is None and self.may_be_away:
-            return "found nobody"
-        self.num_lost += is_accepted
-        return self.breach(str(error))
-
-    def request(self, most):
-        token_ids = tuple(self.random.choices(range(100), k=self.random.randint(1, 64)))
-        return TimedRequest("soak", 0.0, len(token_ids), self.random.randint(1, most)), token_ids
-
-    async def behave(self, most=64, pause_s=0.0):
-        """Read an answer to its end. It has all its tokens, or the refusal says why."""
-        request, token_ids = self.request(most)
-        is_accepted, num_tokens = False, 0
-        try:
-            async with aclosing(self.client.ask(request, token_ids)) as answer:
-                async for progress in answer:
-                    self.open_accepted += not is_accepted
-                    is_accepted, num_tokens = True, progress.num_tokens
+    async def behave(self, most=64, pause_s=0.0, leaves_after=CONTEXT):
+        """Read an answer. It has all its tokens, or the refusal says why, or the client leaves."""
+        num_tokens = self.random.randint(1, most)
+        prompt = self.random.choices(range(100), k=self.random.randint(1, 64))
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+        async with self.http.stream("POST", TEXT, json=body | {"stream_options": {"include_usage": True}}) as answer:
+            if answer.status_code in BUSY:
+                return f"refused with {answer.status_code}"
+            assert answer.status_code == 200
+            self.num_open += 1
+            try:
+                events = []
+                async for line in answer.aiter_lines():
+                    events += [line] * line.startswith("data: ")
+                    if len(events) > leaves_after:
+                        return "gone"
                     await asyncio.sleep(pause_s)
-            is_whole = num_tokens == request.num_output_tokens
-            return "answered" if is_whole else self.breach(f"{num_tokens} of {request.num_output_tokens} tokens")
-        except RefusedError as error:
-            return self.excuse(error, is_accepted)
-        finally:
-            self.open_accepted -= is_accepted
+            except httpx.TransportError as error:
+                raise AssertionError("what was accepted is lost") from error
+            finally:
+                self.num_open -= 1
+        assert events[-1] == "data: [DONE]"
+        assert json.loads(events[-2].removeprefix("data: "))["usage"]["completion_tokens"] == num_tokens
+        return "answered"
 
     async def read_slowly(self):
-        return await self.behave(most=16, pause_s=0.1)
+        return await self.behave(most=16, pause_s=0.05)
 
     async def vanish(self):
-        """Close the connection after a few chunks, or before the first."""
-        num_chunks = self.random.randint(0, 5)
-        try:
-            async with aclosing(self.client.ask(*self.request(64))) as answer:
-                async for progress in answer:
-                    if progress.num_tokens >= num_chunks:
-                        break
-            return "gone"
-        except RefusedError as error:
-            return self.excuse(error)
+        return await self.behave(leaves_after=self.random.randint(0, 5))
 
     async def err(self):
-        method, path, body = self.random.choice(WRONG)
+        body = self.random.choice(WRONG)
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
-            answer = await self.http.request(method, path, content=body, headers={"content-type": "application/json"})
-        except httpx.ReadTimeout:
-            raise
-        except httpx.HTTPError as error:
-            if self.may_be_away or isinstance(error, httpx.WriteError):  # told while it was sending, and went on
-                return "cut off"
-            return self.breach(f"{method} {path}: {error!r}")
-        if not 400 <= answer.status_code < 500 and answer.status_code not in BUSY:
-            return self.breach(f"{method} {path} {body[:80]!r} got {answer.status_code}")
-        if not answer.json()["error"]["message"].strip():
-            return self.breach(f"{method} {path}: {answer.status_code} without a word of why")
+            answer = await self.http.post(TEXT, content=content, headers={"content-type": "application/json"})
+        except (httpx.WriteError, httpx.RemoteProtocolError):  # told while it was sending, and went on
+            return "cut off"
+        assert 400 <= answer.status_code < 500 or answer.status_code in BUSY, (content[:80], answer.status_code)
+        assert answer.json()["error"]["message"].strip()
         return f"refused with {answer.status_code}"
 
     async def send_noise(self):
         """Bytes that are no HTTP, or half of a request: any answer will do, and so will none."""
-        url = httpx.URL(self.url)
-        try:
-            _, writer = await asyncio.open_connection(url.host, url.port)
-            writer.write(self.random.choice(NOISE))
-            await writer.drain()
-            writer.close()
-            await writer.wait_closed()
-        except OSError:
-            return "found nobody" if self.may_be_away else self.breach("no connection")
+        _, writer = await asyncio.open_connection(self.url.host, self.url.port)
+        writer.write(self.random.choice(NOISE))
+        await writer.drain()
+        writer.close()
         return "sent"
 
 
-async def load(crowd, seconds):
-    stop = asyncio.Event()
-    asyncio.get_running_loop().call_later(seconds, stop.set)
-    await crowd.besiege(stop)
+def number_in(metrics, name):
+    return int(float(re.search(rf"^twophase:{name}.* ([0-9.e+]+)$", metrics, re.MULTILINE)[1]))
 
 
-async def idle(server):
-    """Requests, blocks by state, threads and files of the server once it rests."""
-    deadline_s, found = time.monotonic() + REST_S, None
-    async with httpx.AsyncClient(trust_env=False) as http:
-        while time.monotonic() < deadline_s:
-            await asyncio.sleep(1.0)
-            sample = server.sample()
-            text = (await http.get(f"{server.url}/metrics", timeout=REST_S)).text
-            number = lambda name: int(float(re.search(rf"^twophase:{name}.* ([0-9.e+]+)$", text, re.M)[1]))  # noqa: B023, E731
-            blocks = [number(f'kv_cache_blocks{{.*state="{state}"') for state in ("in_use", "cached", "free")]
-            requests = number("num_requests_running") + number("num_requests_waiting")
-            last, found = found, (requests, blocks, sample)
-            if requests == blocks[0] == 0 and last and (not sample or last[2].num_files == sample.num_files):
-                break
-    return found
-
-
-async def restart_under_load(crowd, server, start):
-    """SIGTERM while somebody has something to lose; then a new server on the same port, which serves."""
-    stop = asyncio.Event()
-    siege = asyncio.create_task(crowd.besiege(stop))
-    async with asyncio.timeout(REST_S):
-        while not crowd.open_accepted:
-            await asyncio.sleep(0.001)
-    crowd.may_be_away = True
-    server.signal(signal.SIGTERM)
-    assert await server.ended(PATIENCE_S) == 0
-    assert crowd.num_lost == 0
-    server = start()
-    await server.ready()
-    crowd.may_be_away = False
-    before = crowd.outcomes["behave", "answered"]
-    await asyncio.sleep(LOAD_S / 2)
-    stop.set()
-    await siege
-    assert crowd.outcomes["behave", "answered"] > before
-    return server
+def idle(url, pid):
+    """Once nothing runs: blocks of the pool, threads, open files (none where the system has no /proc)."""
+    deadline_s, folder = time.monotonic() + PATIENCE_S, Path("/proc") / str(pid)
+    while True:
+        time.sleep(1.0)
+        metrics = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
+        blocks = [number_in(metrics, f'kv_cache_blocks{{.*state="{state}"') for state in ("in_use", "cached", "free")]
+        if number_in(metrics, "num_requests_running") + number_in(metrics, "num_requests_waiting") + blocks[0] == 0:
+            return sum(blocks), *(len(list((folder / what).glob("*"))) for what in ("task", "fd"))
+        assert time.monotonic() < deadline_s, f"something is stuck: {metrics}"
 
 
 @pytest.mark.full
-def test_a_server_owes_good_and_bad_clients_the_same(chat_folder, tmp_path):
-    port = free_port()
-    arguments = ["serve", "--model", str(chat_folder), "--device", "cpu", "--log-level", "error", *LIMITS]
-    servers = []
-
-    def start():
-        servers.append(ServerProcess("twophase_tools", arguments, port, tmp_path / "server.log", ENVIRONMENT))
-        return servers[-1]
-
-    async def soak():
-        server = start()
-        await server.ready()
-        crowd = Crowd(server.url)
-        await load(crowd, LOAD_S)
-        before = await idle(server)
-        await load(crowd, LOAD_S)
-        after = await idle(server)
-        assert after[0] == after[1][0] == 0, "something is stuck"
-        assert sum(after[1]) == sum(before[1]), "a block has leaked"
-        if before[2] and after[2]:
-            assert after[2].num_threads <= before[2].num_threads + POOL_THREADS
-            assert after[2].num_files <= before[2].num_files + CLOSING_FILES
-        server = await restart_under_load(crowd, server, start)
-        assert crowd.breaches == []
-        assert {kind for kind, _ in crowd.outcomes} == {kind.__name__ for kind in crowd.kinds}
-        assert await server.stop(PATIENCE_S) is not None
-
+def test_a_server_owes_good_and_bad_clients_the_same(chat_folder):
+    server = start("--model", chat_folder, "--device", "cpu", "--log-level", "error", *LIMITS)
     try:
-        asyncio.run(soak())
+        url = url_of(server)
+        crowd, found = Crowd(url), []
+        for _ in range(2):
+            asyncio.run(crowd.besiege(LOAD_S))
+            found.append(idle(url, server.pid))
+        assert {kind for kind, _ in crowd.outcomes} == {kind.__name__ for kind in crowd.kinds}
+        (blocks, threads, files), (blocks_again, threads_again, files_again) = found
+        assert blocks_again == blocks, "a block has leaked"
+        assert threads_again <= threads + POOL_THREADS
+        assert files_again <= files + CLOSING_FILES
+        asyncio.run(stop_under_load(crowd, server))
     finally:
-        for server in servers:
-            server.kill()
+        server.kill()
+        server.communicate()
+
+
+async def stop_under_load(crowd, server):
+    """SIGTERM while somebody has something to lose: who was let in gets all of the answer."""
+    siege = asyncio.create_task(crowd.besiege(LOAD_S))
+    while not crowd.num_open:
+        await asyncio.sleep(0.001)
+    crowd.may_be_away = True
+    server.send_signal(signal.SIGTERM)
+    await siege
+    assert await asyncio.to_thread(server.wait, PATIENCE_S) == 0

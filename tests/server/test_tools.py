@@ -6,9 +6,7 @@ import json
 import openai
 import pytest
 
-from tests.engine.tokenizers_for_tests import byte_level
-from tests.model.tiny import make_folder
-from tests.server.conftest import MODEL, TEMPLATE, check_refused, serving
+from tests.server.conftest import MODEL, check_refused, make_chat_folder, serving
 from twophase import StructuredOutputs
 from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams
 from twophase_features.structured_outputs.tool_calls import Call, ToolCalls, written
@@ -33,15 +31,7 @@ NAMED = {"type": "function", "function": {"name": "get_time"}}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """With room for the description of tools."""
-    folder = tmp_path_factory.mktemp("tools") / MODEL
-    folder.mkdir()
-    codec = byte_level()
-    make_folder(
-        "llama", folder, vocab_size=codec.vocab_size, eos_token_id=codec.end_id, max_position_embeddings=4096
-    )  # fmt: skip
-    codec.tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return make_chat_folder(tmp_path_factory.mktemp("tools"), max_position_embeddings=4096)
 
 
 @pytest.fixture(scope="module")
