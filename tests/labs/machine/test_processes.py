@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="not run here: t
 
 FORKS = """
 import os, threading, torch
-from twophase_labs.machine.forks import renew_torch_in_forks
+from twophase_labs.machine.grading.worker import renew_torch_in_forks
 
 renew_torch_in_forks()
 torch.set_num_threads(2)

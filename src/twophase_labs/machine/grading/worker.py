@@ -34,7 +34,6 @@ import torch
 
 from twophase_features.model_store.prepare import cache_home
 from twophase_labs.machine.exercise import Exercise
-from twophase_labs.machine.forks import renew_torch_in_forks
 from twophase_labs.machine.grading import sandbox
 from twophase_labs.machine.grading.run_one import (
     as_line,
@@ -50,6 +49,16 @@ from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.limits import limit_this_process
 from twophase_labs.machine.session import Session, adopt
 from twophase_labs.machine.solved import run_setup_in
+
+
+def renew_torch_in_forks() -> None:
+    """Let every later fork of this process make torch's thread pool anew while it has one thread.
+
+    The pool of its parent is of no use to a fork, and torch replaces it at the first parallel operation, without a
+    lock: of several threads that come first, as in transformers' loading of weights, one can find no pool at all
+    ('Invalid thread pool!').
+    """
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 
 
 def judged_in_a_fork(
