@@ -1,7 +1,7 @@
 """The labs of the course: how far a learner has come in each, what is next, and shorter ways through them."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,8 +132,8 @@ class Paths:
 
 def course_map(workbook: Workbook | None = None, folder: Path | None = None) -> CourseMap:
     """The labs with exercises, and what the progress files in `folder` (this one) record of them."""
-    folder = folder or _progress_folder()
-    return CourseMap(tuple(_rows(workbook or Workbook.find(), folder)))
+    workbook, folder = workbook or Workbook.find(), folder or _progress_folder()
+    return CourseMap(tuple(_progress_in(lab, folder) for lab in workbook.labs.values() if lab.exercises))
 
 
 def closing(number: str, workbook: Workbook | None = None, folder: Path | None = None) -> Closing:
@@ -168,12 +168,6 @@ def _title(name: str) -> str:
 
 def _progress_folder() -> Path:
     return Path(os.environ.get(DIRECTORY_VARIABLE) or Path.cwd())
-
-
-def _rows(workbook: Workbook, folder: Path) -> Iterator[LabProgress]:
-    for lab in workbook.labs.values():
-        if lab.exercises:
-            yield _progress_in(lab, folder)
 
 
 def _progress_in(lab: Lab, folder: Path) -> LabProgress:

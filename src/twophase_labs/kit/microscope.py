@@ -16,13 +16,6 @@ from twophase_labs.machine.pictures import COLOURS, INK
 CARDS = ("A100", "H100", "B200", "RTX 4090")
 
 
-def report_of(compiled: Compiled) -> KernelReport:
-    """Raises ValueError if it was not launched."""
-    if compiled.report is None:
-        raise ValueError("the kernel was not launched: there is nothing to report")
-    return compiled.report
-
-
 def tile_loads(report: KernelReport) -> list[GlobalAccess]:
     """The loads of K and V, in the order of the source: those of the two lines that ask for most."""
     loads = [access for access in report.global_accesses if not access.is_store]
@@ -35,7 +28,9 @@ def tile_loads(report: KernelReport) -> list[GlobalAccess]:
 
 def show_compiled(compiled: Compiled, keys_per_turn: int) -> None:
     """Prints what to look at first: traffic of each load, instructions per key, registers, occupancy."""
-    report = report_of(compiled)
+    report = compiled.report
+    if report is None:
+        raise ValueError("the kernel was not launched: there is nothing to report")
     print(f"{'compiled for ' + report.target:<32} {'a thread':>9} {'requests':>9} {'sectors each':>13} {'at least':>9}")
     for access in report.global_accesses:
         what = _beginning(compiled.source_line(access.source) or access.source)

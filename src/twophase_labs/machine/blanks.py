@@ -6,7 +6,7 @@
     ...                                                                             these lines become one blank
     # END SOLUTION
 
-A marked line may be an assignment, `return`, `if`, `while`, `for` or a bare expression. Of one that spans several lines
+A marked line may be an assignment, `return`, `if`, `for` or a bare expression. Of one that spans several lines
 mark the last; a mark further up blanks only the last expression on its line (an argument, a dictionary's value).
 Blanks are numbered from 1 in each exercise.
 """
@@ -212,11 +212,8 @@ def _answer_span(source: str, starts: list[int], row: int) -> tuple[int, int]:
     if inside is not None:
         return start_of(inside), end_of(inside)
     match statement:
-        case ast.Assign() | ast.AnnAssign(value=ast.expr()) | ast.AugAssign():
-            if isinstance(statement, ast.Assign):
-                left: ast.AST = statement.targets[-1]
-            else:
-                left = statement.annotation if isinstance(statement, ast.AnnAssign) else statement.target
+        case ast.Assign() | ast.AugAssign():
+            left = statement.targets[-1] if isinstance(statement, ast.Assign) else statement.target
             # The value's own position is inside any brackets around it; the sign before it is not.
             sign = re.compile(r"[\s)]*[-+*/@%&|^<>]*=\s*").match(source, end_of(left))
             assert sign is not None
@@ -225,11 +222,11 @@ def _answer_span(source: str, starts: list[int], row: int) -> tuple[int, int]:
             return start_of(statement) + len("return "), end_of(statement)
         case ast.Expr():
             return start_of(statement), end_of(statement)
-        case ast.If() | ast.While():
+        case ast.If():
             return start_of(statement.test), end_of(statement.test)
         case ast.For():
             return start_of(statement.iter), end_of(statement.iter)
-    raise SourceError(f"line {row}: SOLUTION marks no assignment, return, if, while, for or expression")
+    raise SourceError(f"line {row}: SOLUTION marks no assignment, return, if, for or expression")
 
 
 def _statement_at(tree: ast.AST, row: int) -> ast.stmt | None:
@@ -247,7 +244,7 @@ def _statement_at(tree: ast.AST, row: int) -> ast.stmt | None:
 
 def _last_expression_on(statement: ast.stmt, row: int) -> ast.expr | None:
     """For a row amid a longer statement (an argument, a dictionary's entry): the last, largest expression on it."""
-    if statement.end_lineno == row or isinstance(statement, ast.If | ast.While | ast.For):
+    if statement.end_lineno == row or isinstance(statement, ast.If | ast.For):
         return None
     here = [n for n in ast.walk(statement) if isinstance(n, ast.expr) and n.lineno == n.end_lineno == row]
     return max(here, key=lambda node: (node.end_col_offset or 0, -node.col_offset), default=None)

@@ -95,18 +95,16 @@ def verdict_card(exercise: Exercise, verdict: Verdict, attempts: int, notes: Seq
     is_open = verdict.verdict in ("failed", "error", "timeout")
     ending = f", {exercise.worth}" if verdict.passed else f" ({exercise.worth} to win)" * is_open
     lines: list[tuple[str, str]] = []
-    if verdict.held and not verdict.passed:
+    if verdict.held:
         lines.append(("holds", "; ".join(verdict.held)))
-    if verdict.failed_property and verdict.verdict in ("failed", "error", "timeout"):
+    if verdict.failed_property and is_open:
         lines.append(("fails", verdict.failed_property))
-    if verdict.passed:
-        lines.append(("holds", "; ".join(verdict.held)))
-    else:
+    if not verdict.passed:
         lines.append(("why", verdict.reason))
     lines += [("", detail) for detail in verdict.details]
     if verdict.hint:
         lines.append(("hint", verdict.hint))
-    elif verdict.verdict in ("failed", "error", "timeout") and exercise.hints and attempts > 1:
+    elif is_open and exercise.hints and attempts > 1:
         lines.append(("stuck?", f'`hint("{exercise.id}")`'))
     lines += [("note", note) for note in (*verdict.notes, *notes)]
     return Card(mark, f"{exercise.id} {exercise.title}: {word}{ending}", colour, tuple(lines), picture=verdict.picture)

@@ -230,23 +230,21 @@ def _bounded(memory: Any, kernel: Any, tensors: dict[str, torch.Tensor]) -> Simp
         access = Access(kernel.fn.__name__, tuple(program), verb, file, line)
         raise out_of_bounds(access, name, tensor, (address - tensor.data_ptr()) // tensor.element_size())
 
-    def load(addresses: Any, mask: Any, *rest: Any) -> Any:
-        require_inside("reads", addresses, mask)
-        return memory.load(addresses, mask, *rest)
+    def watched(access: str, verb: str, at: int, mask_at: int | None) -> Any:
+        """One of the memory's functions, whose argument `at` has the addresses and `mask_at` which of them count."""
 
-    def store(addresses: Any, values: Any, mask: Any) -> Any:
-        require_inside("writes", addresses, mask)
-        return memory.store(addresses, values, mask)
+        def call(*args: Any) -> Any:
+            require_inside(verb, args[at], np.ones_like(args[at], bool) if mask_at is None else args[mask_at])
+            return getattr(memory, access)(*args)
 
-    def atomic_rmw(what: Any, addresses: Any, values: Any, mask: Any, *rest: Any) -> Any:
-        require_inside("updates", addresses, mask)
-        return memory.atomic_rmw(what, addresses, values, mask, *rest)
+        return call
 
-    def atomic_cas(addresses: Any, *rest: Any) -> Any:
-        require_inside("updates", addresses, np.ones_like(addresses, bool))
-        return memory.atomic_cas(addresses, *rest)
-
-    return SimpleNamespace(load=load, store=store, atomic_rmw=atomic_rmw, atomic_cas=atomic_cas)
+    return SimpleNamespace(
+        load=watched("load", "reads", 0, 1),
+        store=watched("store", "writes", 0, 2),
+        atomic_rmw=watched("atomic_rmw", "updates", 1, 3),
+        atomic_cas=watched("atomic_cas", "updates", 0, None),
+    )
 
 
 def _skip_unless_runnable(lines: list[str]) -> list[str]:

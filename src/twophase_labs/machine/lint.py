@@ -59,7 +59,7 @@ def _pairs(lab: Lab) -> list[str]:
         if template is None:
             found.append(f"{lab.source.name}: no cell has the tag exercise:{exercise.id}")
             continue
-        absent = set(exercise.names) - top_level_names(template.filled())
+        absent = set(exercise.names) - names_bound(ast.parse(template.filled()).body)
         if absent:
             found.append(f"{lab.source.name}: the cell of {exercise.id} does not define {', '.join(sorted(absent))}")
         if not template.blanks:
@@ -85,12 +85,8 @@ def leaks(lab: Lab, learner: NotebookNode) -> list[str]:
     return found
 
 
-def top_level_names(source: str) -> set[str]:
-    """Names of the functions, classes and variables that a cell defines (imports are not definitions)."""
-    return names_bound(ast.parse(source).body)
-
-
 def names_bound(body: Iterable[ast.stmt]) -> set[str]:
+    """Names of the functions, classes and variables that statements define (imports are not definitions)."""
     names: set[str] = set()
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

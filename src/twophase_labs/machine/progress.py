@@ -29,17 +29,14 @@ class Progress:
     def of(self, exercise: str) -> dict[str, Any]:
         """What is recorded of one exercise: attempts, verdict (the last, or 'passed' once it has), hints, revealed,
         prediction (or, if it came after the measurement, late_prediction), measured."""
-        entry = self._read()["exercises"].get(exercise, {})
-        return entry if isinstance(entry, dict) else {}
+        return self.all().get(exercise, {})
 
     def all(self) -> dict[str, dict[str, Any]]:
         return {key: value for key, value in self._read()["exercises"].items() if isinstance(value, dict)}
 
     def record(self, exercise: str, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Apply `change` to the entry of an exercise and write the file; returns the entry."""
-        everything = self._read()
-        entry = everything["exercises"].get(exercise, {})
-        entry = entry if isinstance(entry, dict) else {}
+        everything, entry = self._read(), self.of(exercise)
         change(entry)
         everything["exercises"][exercise] = entry
         try:

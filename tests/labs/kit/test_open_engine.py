@@ -1,16 +1,13 @@
-"""The engine's source on the page is the live one, short enough to read; a lab may bind a learner's name again by use."""
+"""The engine's source on the page is the live one, and short enough to read."""
 
 import inspect
 
 import pytest
-from nbformat.v4 import new_code_cell
 
 from twophase.engine.engine import Engine
 from twophase_kernels.attend_range import attend_range
 from twophase_kernels.paged_decode import paged_decode_kernel
 from twophase_labs.kit.open_engine import show_source
-from twophase_labs.machine import build, lint
-from twophase_labs.machine.lab import Workbook
 
 
 def test_shows_the_function_as_it_is():
@@ -44,26 +41,6 @@ def test_branches_are_left_out():
     assert "v_scale" not in part.code
     assert "\ntile_max = tl.max(scores, axis=1) * qk_scale\nnew_max = tl.maximum" in part.code
     assert "\nif MASKED:\n    visible = " in part.code
-
-
-@pytest.mark.parametrize(
-    ("line", "is_told"),
-    [
-        ('{name} = use("{id}")', False),
-        ('{name} = use("{other}")', True),
-        ("{name} = reference('{id}')", True),
-        ("{name} = 3", True),
-    ],
-)
-def test_only_use_may_bind_a_learners_name_again(line, is_told):
-    lab = Workbook.find().lab("1")
-    exercise, other = [e for e in lab.exercises.values() if e.kind == "code"][:2]
-    changed = type(lab)(lab.source, "twophase_labs")
-    changed.__dict__["notebook"] = build.solved_notebook(lab)
-    added = line.format(name=exercise.names[0], id=exercise.id, other=other.id)
-    changed.notebook.cells.append(new_code_cell(added))
-    told = [p for p in lint.problems(changed, build.learner_notebook(lab)) if f"define {exercise.names[0]}" in p]
-    assert bool(told) == is_told
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from ptx_emulator import NotCoveredError
 from tests.labs.demo import LAB
 from tests.labs.machine.test_session import notebook, solved
-from twophase_labs.kit.microscope import draw_requests, report_of, show_beside, show_compiled, tile_loads
+from twophase_labs.kit.microscope import draw_requests, show_beside, show_compiled, tile_loads
 from twophase_labs.machine import compiled as compiled_module
 from twophase_labs.machine.checks import compare
 from twophase_labs.machine.compiled import Compiled, judge_compiled
@@ -84,7 +84,7 @@ def test_an_uncoalesced_kernel_is_accepted_and_counted(capsys):
         )
         under = Compiled(kernel(*edit))
         adds_one(SimpleNamespace(add_one=under), compiled_module.Draw(1), length=128)
-        reports[name] = report_of(under)
+        reports[name] = under.report
         accesses[name] = tile_loads(reports[name])[0]
         show_compiled(under, keys_per_turn=128)
     assert [a.efficiency for a in accesses.values()] == [1, 1 / 2]
