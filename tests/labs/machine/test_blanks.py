@@ -6,39 +6,28 @@ import pytest
 
 from tests.labs.demo import LAB
 from twophase_labs.machine.bank import right, wrong
-from twophase_labs.machine.blanks import SourceError, parse, solution_lines
+from twophase_labs.machine.blanks import SourceError, parse
 
 TWO = "x = a  # SOLUTION: s\ny = b  # SOLUTION: t"
 BLOCK = "def f(a):\n    # BEGIN SOLUTION: s\n    for i in a:\n        g(i)\n\n    h()\n    # END SOLUTION\n    return 1"
 
 
-# Marked source, what the learner reads (`_` for a blank), and the answers.
 @pytest.mark.parametrize(
     ("source", "shipped", "answers"),
     [
-        ("y = a + b  # SOLUTION: s", "y = _", ["a + b"]),
         ("x = y = a  # SOLUTION: s", "x = y = _", ["a"]),
-        ("y: int = f(a)  # SOLUTION: s", "y: int = _", ["f(a)"]),
         ("y[i] += a * 2  # SOLUTION: s", "y[i] += _", ["a * 2"]),
-        ("def f(a):\n    return a  # SOLUTION: s", "def f(a):\n    return _", ["a"]),
-        ("if a > 1:  # SOLUTION: s\n    b()", "if _:\n    b()", ["a > 1"]),
-        ("for i in range(9):  # SOLUTION: s\n    b()", "for i in _:\n    b()", ["range(9)"]),
-        ("cache.append(a)  # SOLUTION: s", "_", ["cache.append(a)"]),
-        ("y = f(a, b + 1)  # SOLUTION `b + 1`: s", "y = f(a, _)", ["b + 1"]),
         ("y = (a + b) * c  # SOLUTION: s", "y = _", ["(a + b) * c"]),
-        ("y: 'a=b' = c  # SOLUTION: s", "y: 'a=b' = _", ["c"]),
-        ("f(\n    a,\n    b=1 + c,  # SOLUTION: s\n)", "f(\n    a,\n    b=_,\n)", ["1 + c"]),
         ("y = '# SOLUTION: x'", "y = '# SOLUTION: x'", []),
         ("µ = 'é' + a  # SOLUTION `a`: s", "µ = 'é' + _", ["a"]),
         (TWO, 'x = _\ny = ____("1.1", 2, "t")', ["a", "b"]),
-        (BLOCK, "def f(a):\n    _\n    return 1", ["for i in a:\n    g(i)\n\nh()"]),
     ],
 )
 def test_blank(source, shipped, answers):
+    """What no lab has; what one has is told by its notebook (test_labs.py)."""
     template = parse(source, "1.1")
     assert template.shipped() == shipped.replace("_", '____("1.1", 1, "s")', 1)
     assert [blank.answer for blank in template.blanks] == answers
-    ast.parse(template.shipped())
     assert ast.dump(ast.parse(template.filled())) == ast.dump(ast.parse(source))
 
 
@@ -66,11 +55,6 @@ def test_one_answer_replaced_keeps_the_others_and_takes_the_indent():
 def test_a_marker_out_of_place_is_refused(source, why):
     with pytest.raises(SourceError, match=rf"exercise 1\.1: .*{why}"):
         parse(source, "1.1")
-
-
-def test_solution_lines_leave_trivial_ones_out():
-    template = parse("def f(a):\n    y = torch.cumsum(a, -1)  # SOLUTION: s\n    return y  # SOLUTION\n", "1.1")
-    assert solution_lines(template) == {"y = torch.cumsum(a, -1)"}
 
 
 TEMPLATE = LAB.templates["1.1"]

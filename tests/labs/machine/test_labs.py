@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from twophase_labs.machine import rules
-from twophase_labs.machine.build import broken_rules
+from twophase_labs.machine import build, rules
 from twophase_labs.machine.grading.grade import Grader
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.prove import prove
@@ -20,9 +19,15 @@ WORKBOOK = Workbook(Path(__file__).parents[3])
 LABS = list(WORKBOOK.labs)
 
 
+def check_the_notebooks(build, number):
+    """The shipped notebooks are what the source gives: each kind of blank, the cards, the map of the sections."""
+    assert build.drift(build.Workbook(WORKBOOK.root).lab(number), WORKBOOK.root) == []
+
+
 @pytest.mark.parametrize("number", LABS)
-def test_the_source_keeps_the_rules(number):
-    assert broken_rules(WORKBOOK.lab(number)) == []
+def test_the_source_keeps_the_rules_and_gives_the_notebooks(number):
+    assert build.broken_rules(WORKBOOK.lab(number)) == []
+    check_the_notebooks(build, number)
 
 
 @pytest.mark.parametrize("number", LABS)

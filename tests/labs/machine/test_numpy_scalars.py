@@ -1,25 +1,15 @@
-"""An integer that came from NumPy is an integer: every solved answer passes with its numbers turned into NumPy's.
+"""An integer that came from NumPy is an integer: every solved answer passes with its numbers turned into NumPy's."""
 
-Judged in the answer's own process, as in a notebook: on the way to another process scalars become plain anyway.
-"""
-
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from twophase_labs.machine.judge import run_cell
+from twophase_labs.machine.grading.grade import Grader
+from twophase_labs.machine.grading.lane import Job
 from twophase_labs.machine.lab import Workbook
-from twophase_labs.machine.session import Session, adopt
-from twophase_labs.machine.solved import run_setup
 
 WORKBOOK = Workbook(Path(__file__).parents[3])
-RETURNS_NO_NUMBERS = {
-    "1.3": "a tensor",
-    "2.9": "a tensor",
-    "3.13": "an engine",
-}
+RETURNS_NO_NUMBERS = {"1.3": "a tensor", "2.9": "a tensor", "3.13": "an engine"}
 
 IN_NUMPY = """
 def _in_numpy(thing):
@@ -45,22 +35,10 @@ def _in_numpy(thing):
 """
 
 
-def refused(number: str, folder: Path) -> list[str]:
-    """What the checks of a lab say against its solved answers."""
-    lab = WORKBOOK.lab(number)
-    namespace = vars(run_setup(lab))
-    session = Session(lab, folder)
-    adopt(session)
-    found = []
-    for exercise in lab.exercises.values():
-        if exercise.kind != "code" or exercise.id in RETURNS_NO_NUMBERS:
-            continue
-        turned = "".join(f"{name} = _in_numpy({name})\n" for name in exercise.names)
-        run_cell(lab.templates[exercise.id].filled() + IN_NUMPY + turned, namespace, f"<exercise {exercise.id}>")
-        verdict = session.judge.judge(exercise, namespace, fall_back=tuple(lab.all_uses(exercise.id)), seed=0)
-        if verdict.verdict not in ("passed", "not_run_here"):
-            found.append(f"{exercise.id}: {verdict.failed_property}: {verdict.reason} {verdict.details}")
-    return found
+def in_numpy(lab, exercise):
+    turned = "".join(f"{name} = _in_numpy({name})\n" for name in exercise.names)
+    source = lab.templates[exercise.id].filled() + IN_NUMPY + turned
+    return Job(exercise.id, source, fall_back=lab.all_uses(exercise.id), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +49,9 @@ def refused(number: str, folder: Path) -> list[str]:
         if WORKBOOK.lab(number).has_exercises
     ],
 )
-def test_answers_in_numpys_numbers_pass(number, tmp_path):
-    # A process of its own: in this one the types of the checks' own helpers are checked, too.
-    ran = subprocess.run(
-        [sys.executable, __file__, number, tmp_path], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert (ran.returncode, ran.stdout) == (0, ""), ran.stdout + ran.stderr
-
-
-if __name__ == "__main__":
-    for line in refused(sys.argv[1], Path(sys.argv[2])):
-        print(line)
+def test_answers_in_numpys_numbers_pass(number):
+    lab = WORKBOOK.lab(number)
+    asked = [e for e in lab.exercises.values() if e.kind == "code" and e.id not in RETURNS_NO_NUMBERS]
+    with Grader(WORKBOOK, 1) as grader:
+        verdicts = grader.run_all(lab, [in_numpy(lab, exercise) for exercise in asked])
+    assert [verdict for verdict in verdicts if verdict.verdict not in ("passed", "not_run_here")] == []

@@ -10,8 +10,8 @@ import nbformat
 import pytest
 
 from tests.labs.demo import LAB
-from twophase_labs.machine import blanks, rules
-from twophase_labs.machine.build import card
+from twophase_labs.machine import blanks, lint, rules
+from twophase_labs.machine.build import card, learner_notebook
 from twophase_labs.machine.cards import with_skeleton
 from twophase_labs.machine.lab import Lab, Workbook
 from twophase_labs.machine.solved import run_reference
@@ -110,7 +110,19 @@ def test_all_is_well_and_the_card_says_what_is_needed(made):
     assert "needs" not in card(lab.exercise("1.3"))
 
 
+LEARNERS = learner_notebook(LAB)
 BROKEN = {
+    "a magic": ("SCALE = 2.0", "%matplotlib inline", "magics"),
+    "a hidden cell": ("SCALE = 2.0", "# NBVAL_SKIP", "hides a cell"),
+    "an answer outside": ("SCALE = 2.0", "SCALE = 2.0  # SOLUTION", "no tag exercise:ID"),
+    "a name twice": ("SCALE = 2.0", "def centred(x): pass", "define centred, which exercise 1.3 asks for"),
+    "a name from the reference": ("SCALE = 2.0", 'centred = reference("1.3")', "define centred, which exercise 1.3"),
+    "another's answer": ("SCALE = 2.0", 'centred = use("1.1")', "define centred, which exercise 1.3 asks for"),
+    "no cell": ('# %% tags=["exercise:1.6"]', "# %%", "no cell has the tag exercise:1.6"),
+    "another name": ("answer_1_6 =", "answer_6 =", "does not define answer_1_6"),
+    "no blank": ("  # SOLUTION: bytes", "", "has no blank"),
+    "a setup that asks for answers": ("SCALE = 2.0", 'running_mean = use("1.1")', "cannot call use"),
+    "an unknown exercise": ('"exercise:1.6"', '"exercise:1.9"', "no exercise 1.9"),
     "a long first cell": ("SCALE = 2.0", "SCALE = 2.0\n" + "x = 1\n" * 12, "the first code cell has 15 lines"),
     "no minutes": ("# <!-- minutes: 6 + 9 -->\n", "", "section '2. Cost' says no minutes"),
     "no takeaway": ("# **Takeaway.** Two steps.\n", "", "section '2. Cost' has no '**Takeaway.**"),
@@ -126,7 +138,8 @@ BROKEN = {
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_rule_that_is_broken_is_told(made, how):
     old, new, message = BROKEN[how]
-    assert message in "\n".join(rules.problems(made(old, new)))
+    lab = made(old, new)
+    assert message in "\n".join([*lint.problems(lab, LEARNERS), *rules.problems(lab)])
 
 
 @pytest.mark.parametrize(

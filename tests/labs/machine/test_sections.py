@@ -7,7 +7,6 @@ import pytest
 from docs import blocks
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.commands import labs
-from twophase_labs.machine.build import learner_notebook, section_map
 from twophase_labs.machine.lab import Lab, Workbook
 from twophase_labs.machine.sections import sections
 
@@ -32,22 +31,6 @@ def test_what_is_in_which_section(lab):
     source = "## One\n```bash\n## two\n```\n## Three"
     cells = [{"cell_type": "markdown", "source": source, "metadata": {}}]
     assert [section.title for section in sections(cells)] == ["", "One", "Three"], "a fence holds no headings"
-
-
-def test_the_map(lab):
-    expected = f"""\
-| section | minutes | exercises | extra |
-| --- | ---: | --- | --- |
-| the first cell | 5 |  |  |
-| [1. Means of `x` (running)](#1.-Means-of-x-%28running%29) | 14 | 1.1, 1.3 | 1.2 |
-| [2. Cost](#2.-Cost) | 6 + 9 | 1.4, 1.5, 1.6, 1.7, 1.8 |  |
-| **total** | **25 + 9** | **7 exercises, {sum(e.points for e in lab.core)} points** | **1, 1 extra points** |"""
-    assert section_map(lab) == expected
-    text = "\n".join(cell.source for cell in learner_notebook(lab).cells)
-    assert expected in text
-    assert "## 1. Means of `x` (running)\n*14 minutes*\n" in text
-    assert "*6 minutes*, and 9 for *Going further*\n" in text
-    assert "<!--" not in text
 
 
 def test_the_list_of_labs_and_the_course_table_take_the_minutes_of_sections(lab, monkeypatch, capsys):

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests import wording
-from tests.labs.demo import LAB
 from tests.wording import Text, found_in, prose_of, strings_of
 from twophase_labs.machine import glossary
-from twophase_labs.machine.lab import Lab, Workbook
+from twophase_labs.machine.lab import Workbook
 
 WORKBOOK = Workbook(Path(__file__).parents[3])
 MACHINE = Path(glossary.__file__).parent
@@ -30,25 +29,6 @@ def test_another_word_is_found(text):
 )
 def test_what_may_stand(text):
     assert found_in([Text("here", text)]) == []
-
-
-def test_all_that_a_learner_reads_of_a_lab_is_looked_at(tmp_path):
-    path = tmp_path / "01_demo.py"
-    text = LAB.source.read_text()
-    for old, new in (
-        ("# Each value without", "# Each page without"),
-        ("# a remark", "# a page"),
-        ("SCALE = 2.0", 'SCALE = 2.0\nprint("one seat")'),
-        ("# SOLUTION: bytes", "# SOLUTION: somebody"),
-    ):
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    path.write_text(text)
-    told = "\n".join(wording.problems(Lab(path, "tests.labs.demo")))
-    for word in ("page", "seat", "somebody"):
-        assert repr(word) in told
-    assert told.count("'page'") == 2
-    assert wording.problems(LAB) == []
 
 
 @pytest.mark.parametrize("number", sorted(WORKBOOK.labs))
