@@ -20,6 +20,8 @@ BLOCK = "def f(a):\n    # BEGIN SOLUTION: s\n    for i in a:\n        g(i)\n\n  
         ("y = (a + b) * c  # SOLUTION: s", "y = _", ["(a + b) * c"]),
         ("y = '# SOLUTION: x'", "y = '# SOLUTION: x'", []),
         ("µ = 'é' + a  # SOLUTION `a`: s", "µ = 'é' + _", ["a"]),
+        ("f(\n    a,\n    b=1 + c,  # SOLUTION: s\n)", "f(\n    a,\n    b=_,\n)", ["1 + c"]),
+        (BLOCK, "def f(a):\n    _\n    return 1", ["for i in a:\n    g(i)\n\nh()"]),
         (TWO, 'x = _\ny = ____("1.1", 2, "t")', ["a", "b"]),
     ],
 )
