@@ -119,8 +119,10 @@ class Room:
 
     def draft(self, plan: StepPlan, scheduler: Scheduler, *_: Any) -> StepPlan:
         """The plan, with a free slot behind each decode where there is one; as it is beside a prompt, which has no
-        graph of a whole step."""
-        self._ahead.begin_step(is_wanted=not plan.prefills)
+        graph of a whole step, and where each sequence gets its last token."""
+        decodes = [scheduler.sequences[chunk.seq_id] for chunk in plan.decodes]
+        goes_on = any(len(sequence.token_ids) + 1 < sequence.max_num_tokens for sequence in decodes)
+        self._ahead.begin_step(is_wanted=goes_on and not plan.prefills)
         return plan if plan.prefills else with_drafts(with_room(plan, scheduler, 1), scheduler, {})
 
     def forget(self, seq_id: int) -> None:
