@@ -207,7 +207,8 @@ def test_a_miscompiled_sum_of_two_products_is_noticed(compiling):
     """Of Triton 3.7.1 on Blackwell; a later version may have it right, and then the guard can go."""
     of_hopper, of_blackwell = compiling.call(problems_of_two_products, ("sm_90", "sm_100"))
     assert of_hopper == []
-    assert of_blackwell == ["reads %acc before a product has ended (triton#10821)"]
+    assert len(of_blackwell) == 1
+    assert of_blackwell[0].endswith("before a product has ended (triton#10821)")
 
 
 def step(num_seqs, table_width, num_tokens, offset):
