@@ -59,9 +59,9 @@ class LookAhead:
         self._latest, self._is_wanted = None, is_wanted
 
     def take(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
-        """The hidden states of these decodes, if they were begun; else None. At most once."""
+        """The hidden states of these decodes, if they were begun; else None, and what was begun is dropped."""
         ahead, self._ahead, self._latest = self._ahead, None, None
-        if ahead is None or not all(_is_plain(chunk) for chunk in chunks):
+        if ahead is None or not chunks or not all(_is_plain(chunk) for chunk in chunks):
             return None
         row_of = {chunk.seq_id: row for row, chunk in enumerate(ahead.chunks)}
         rows = [row_of.get(chunk.seq_id, -1) for chunk in chunks]

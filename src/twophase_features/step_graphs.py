@@ -189,7 +189,7 @@ class DecodeGraphs:
 
     def run(self, chunks: Sequence[ScheduledChunk], is_watched: bool = False) -> States:
         """A step's hidden states, valid until the next run; (None, None) if it must run eagerly, as a watched step."""
-        hidden = None if self.ahead is None else self.ahead.take(chunks)
+        hidden = None if self.ahead is None else self.ahead.take(() if is_watched else chunks)
         if is_watched:
             return None, None
         hidden = self.replay(chunks) if hidden is None else hidden

@@ -110,7 +110,7 @@ def check(model, case, *modules):
     assert len(decodes) == max(COUNTS) - 2
     assert all(each["transfers"] <= 2 and each["waits"] == 1 for each in decodes)
     assert ahead.num_used == len(decodes), "each decode but the first was begun ahead"
-    assert ahead.num_begun == ahead.num_used, "none follows the last tokens of all sequences"
+    assert ahead.num_begun == ahead.num_used
     assert device.idle == 2 * HOST, "the prompts' step, which is eager, and the first decode's"
 
 
@@ -135,10 +135,12 @@ def check_pressure(model, *modules):
 
 
 def check_watched(model, *modules):
-    """A watched step runs eagerly, and drops the step that was begun in its place; the next but one is begun again."""
-    expected = tokens_of(run(make_engine(model, max_model_len=100), PROMPTS[:1], params_of("greedy")[:1])[0])
+    """A watched step runs eagerly, and drops the step that was begun in its place; the next but one is begun again. None is
+    begun after the last token, for which there would be a slot."""
+    prompt, params = PROMPTS[2], params_of("greedy")[2]
+    expected = tokens_of(run(make_engine(model, max_model_len=100), [prompt], params)[0])
     with on_device(model, *modules) as (engine, _, ahead):
-        engine.add_request("0", PROMPTS[0], params_of("greedy")[0])
+        engine.add_request("0", prompt, params)
         for _ in range(4):
             engine.step()
         num_used = ahead.num_used
@@ -150,6 +152,7 @@ def check_watched(model, *modules):
         assert ahead.num_used == num_used
         assert tokens_of(finish(engine)["0"]) == expected
         assert ahead.num_used > num_used
+        assert ahead.num_begun == ahead.num_used + 1, "the dropped one"
 
 
 CHUNK = ScheduledChunk(seq_id=4, token_ids=(7,), start=5, block_ids=[2, 8], num_samples=1)
@@ -245,10 +248,10 @@ MUTANTS = [
     ("a step ahead is used twice", AHEAD, "ahead, self._ahead, self._latest = self._ahead, None, None", "ahead, self._latest = self._ahead, None", "taking"),
     ("any sequence", AHEAD, "row_of.get(chunk.seq_id, -1)", "row_of.get(chunk.seq_id, 1)", "taking"),
     ("chunks of the step before", AHEAD, "self._latest, self._is_wanted = None, is_wanted", "self._is_wanted = is_wanted", "taking"),
-    ("after the last tokens", AHEAD, "is_wanted=goes_on and not", "is_wanted=not", "greedy"),
+    ("after the last tokens", AHEAD, "is_wanted=goes_on and not", "is_wanted=not", "watched"),
     ("a token too early", AHEAD, "len(sequence.token_ids) + 1 <", "len(sequence.token_ids) + 2 <", "greedy"),
     ("after the first sequence's last token", AHEAD, "goes_on = any(", "goes_on = all(", "greedy"),
-    ("kept beside a watched step", GRAPHS, "hidden = None if self.ahead is None else self.ahead.take(chunks)", "hidden = None if self.ahead is None or is_watched else self.ahead.take(chunks)", "watched"),
+    ("kept beside a watched step", GRAPHS, "hidden = None if self.ahead is None else", "hidden = None if self.ahead is None or is_watched else", "watched"),
     ("a watched step is replayed", GRAPHS, "        if is_watched:\n            return None, None\n", "", "watched"),
     ("beside a drafter", AHEAD, " or not is_wanted", "", "taking"),
     ("with drafts", AHEAD, "chunk.num_samples == 1 and not chunk.num_drafts and ", "chunk.num_samples == 1 and ", "taking"),
