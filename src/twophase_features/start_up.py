@@ -1,4 +1,4 @@
-"""What a GPU does before an engine's first request: graphs are captured, and the kernels of prompts and draws compiled.
+"""A GPU's work before an engine's first request: graphs are captured, and the kernels of prompts and draws compiled.
 
 A graph holds the address of the K/V pool, so the pool is allocated first, and leaves room for graphs by an estimate.
 Whatever an estimate is worth, no step runs out of memory for graphs: all other memory is allocated before the first
@@ -20,7 +20,7 @@ from twophase_features.step_graphs import MIN_GRAPH_CONTEXT, CudaGraphs, shapes_
 from twophase_features.step_memory import activation_bytes, step_bytes
 from twophase_features.windows.layer_groups import layer_groups
 
-# What the driver and libraries take. Not measured here: vLLM's logs have 6 MB for a graph of 16 layers (pull request
+# Memory of the driver and of libraries. Not measured here: vLLM's logs have 6 MB for a graph of 16 layers (pull request
 # 11349) and 24 MB for one of 64 (issue 50780); cuBLAS has 32 MiB for each stream of a Hopper.
 GRAPH_BYTES_PER_LAYER = 2**19
 LIBRARY_BYTES = 2**26
@@ -61,8 +61,8 @@ def reserved_bytes(models: Sequence[LlamaModel], limits: SchedulerConfig, block_
 
 @torch.inference_mode()
 def warm_up(runners: Sequence[ModelRunner], scheduler: Scheduler) -> None:
-    """Capture the CUDA graphs that steps of the scheduler need, and run prompts and a draw: no request waits for what
-    is compiled now. To be called once all caches are allocated. (A CPU's recordings cost no more than a step.)"""
+    """Capture the CUDA graphs that steps of the scheduler need, and run prompts and a draw, so that no request waits for
+    a compiler. To be called once all caches are allocated. (A CPU's recordings cost no more than a step.)"""
     limits, block_size = scheduler.config, scheduler.cache.block_size
     for_a_step = reserved_bytes([runner.model for runner in runners], limits, block_size, has_graphs=False)
     for runner in runners:

@@ -1,4 +1,4 @@
-"""What a GPU does before the first request: graphs that the engine's steps need, memory for them, and compiled kernels.
+"""A GPU before the first request: graphs that the engine's steps need, memory for them, and compiled kernels.
 
 The GPU of these tests is a CPU whose captures take memory (`PlayedGraphs`).
 """
