@@ -20,8 +20,8 @@ from twophase_features.step_graphs import MIN_GRAPH_CONTEXT, CudaGraphs, shapes_
 from twophase_features.step_memory import activation_bytes, step_bytes
 from twophase_features.windows.layer_groups import layer_groups
 
-# Memory of the driver and of libraries. Not measured here: vLLM's logs have 6 MB for a graph of 16 layers (pull request
-# 11349) and 24 MB for one of 64 (issue 50780); cuBLAS has 32 MiB for each stream of a Hopper.
+# Memory of the driver and of libraries. Not measured here: in vLLM's logs a graph of 16 layers takes 6 MiB (pull request
+# 11349), and a graph of a hybrid model 24 MiB (issue 50780); cuBLAS has 32 MiB for each stream of a Hopper.
 GRAPH_BYTES_PER_LAYER = 2**19
 LIBRARY_BYTES = 2**26
 PROMPT_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)  # each tile of attention; longer prompts take the largest
@@ -35,11 +35,8 @@ def graph_bytes(model: LlamaModel, limits: SchedulerConfig, block_size: int) -> 
     if model.backend.name != "triton" or why_eager(model):
         return 0, 0
     config, value_bytes, groups = model.config, model.weights.dtype.itemsize, layer_groups(model.config)
-    num_seqs, lengths = (
-        min(CudaGraphs.max_tokens, limits.max_num_seqs),
-        range(1, limits.max_model_len, MIN_GRAPH_CONTEXT),
-    )
-    shapes = shapes_of(num_seqs, lengths, limits.max_model_len)
+    lengths = range(1, limits.max_model_len + 1, MIN_GRAPH_CONTEXT)
+    shapes = shapes_of(min(CudaGraphs.max_tokens, limits.max_num_seqs), lengths, limits.max_model_len)
     table_bytes = [4 * shape.num_rows * -(-shape.context // block_size) for shape in shapes]
     num_tokens = [shape.num_rows for shape in shapes]
     num_tokens += piece_sizes(min(CudaGraphs.max_piece_tokens, limits.max_num_batched_tokens))
@@ -61,8 +58,8 @@ def reserved_bytes(models: Sequence[LlamaModel], limits: SchedulerConfig, block_
 
 @torch.inference_mode()
 def warm_up(runners: Sequence[ModelRunner], scheduler: Scheduler) -> None:
-    """Capture the CUDA graphs that steps of the scheduler need, and run prompts and a draw, so that no request waits for
-    a compiler. To be called once all caches are allocated. (A CPU's recordings cost no more than a step.)"""
+    """Capture the CUDA graphs that steps of the scheduler need, and run prompts and a draw, so that no request waits
+    for a compiler. To be called once all caches are allocated. (A CPU's recordings cost no more than a step.)"""
     limits, block_size = scheduler.config, scheduler.cache.block_size
     for_a_step = reserved_bytes([runner.model for runner in runners], limits, block_size, has_graphs=False)
     for runner in runners:
