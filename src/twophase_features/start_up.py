@@ -20,8 +20,8 @@ from twophase_features.step_graphs import MIN_GRAPH_CONTEXT, CudaGraphs, shapes_
 from twophase_features.step_memory import activation_bytes, step_bytes
 from twophase_features.windows.layer_groups import layer_groups
 
-# Memory of the driver and of libraries. Not measured here: in vLLM's logs a graph of 16 layers takes 6 MiB (pull request
-# 11349), and a graph of a hybrid model 24 MiB (issue 50780); cuBLAS has 32 MiB for each stream of a Hopper.
+# Memory of the driver and of libraries. Not measured here: in vLLM's logs a graph of 16 layers takes 6 MiB (its pull
+# request 11349), and one of a hybrid model 24 MiB (issue 50780); cuBLAS has 32 MiB for each stream of a Hopper.
 GRAPH_BYTES_PER_LAYER = 2**19
 LIBRARY_BYTES = 2**26
 PROMPT_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)  # each tile of attention; longer prompts take the largest
