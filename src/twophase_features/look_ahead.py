@@ -59,7 +59,7 @@ class LookAhead:
         self._latest, self._is_wanted = None, is_wanted
 
     def take(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
-        """The hidden states of these decodes, if they were begun; else None, and what was begun is dropped."""
+        """The hidden states of these decodes, if they were begun; else None. A step is taken once, or dropped."""
         ahead, self._ahead, self._latest = self._ahead, None, None
         if ahead is None or not chunks or not all(_is_plain(chunk) for chunk in chunks):
             return None
