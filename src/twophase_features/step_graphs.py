@@ -112,6 +112,7 @@ class RecordedLaunches:
     max_tokens = 32
     max_piece_tokens = 0  # the products of more tokens compute long enough to hide their launches
     runs_ahead = False  # a replay has ended when it returns
+    kept_bytes = 0  # as `CudaGraphs.kept_bytes`; a CPU's memory is not watched
 
     def warm_up(self, forward: Callable[[], Any]) -> None:
         """Nothing to do."""
