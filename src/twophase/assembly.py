@@ -1,6 +1,6 @@
 """The only place where an engine is assembled: check options, join other processes, load, size, build."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,17 +64,24 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     llama = _load(config, target, executor)
     speculation = _speculation(config, target, executor, tokenizer)
 
-    # In the memory that is left.
-    bytes_per_block = kv_spec.bytes_per_block + (0 if speculation is None else speculation.bytes_per_block)
-    num_blocks = executor.smallest(config.num_kv_blocks or _num_blocks(config, target, llama, bytes_per_block))
-    kv_cache = KVCache(kv_spec, num_blocks, executor.device, layout=target.groups and target.groups.layout)
     # A CUDA graph cannot contain an all-reduce with a timeout.
     use_step_graphs = config.use_step_graphs and executor.sum_over_ranks is None
-    runner = executor.run(ModelRunner(llama, kv_cache, target.limits.max_model_len, use_step_graphs))
-    room = None if config.cache_factory or config.scheduler_factory else getattr(runner, "room", None)
+    # In the memory that is left.
+    models = [llama] if speculation is None else [llama, *speculation.models]
+    bytes_per_block = kv_spec.bytes_per_block + (0 if speculation is None else speculation.bytes_per_block)
+    num_blocks = config.num_kv_blocks or _num_blocks(config, target, models, bytes_per_block, use_step_graphs)
+    num_blocks = executor.smallest(num_blocks)
+    kv_cache = KVCache(kv_spec, num_blocks, executor.device, layout=target.groups and target.groups.layout)
+    own = ModelRunner(llama, kv_cache, target.limits.max_model_len, use_step_graphs)
+    runner = executor.run(own)
+    room = None if config.cache_factory or config.scheduler_factory or own.graphs is None else own.graphs.room
+    speculator = speculation.speculator(kv_cache, target.limits, use_step_graphs) if speculation else room
     cache = _cache_factory(config, target.windows)(num_blocks, config.block_size, config.enable_prefix_caching)
     make_scheduler = config.scheduler_factory or partial(Scheduler, policy=config.policy)
     scheduler = make_scheduler(target.limits, cache)
+    runners = [own] if speculation is None else [own, *speculation.runners]
+    if any(each.graphs is not None for each in runners):
+        feature("start_up").warm_up(runners, scheduler)  # last, because graphs take what other memory leaves
     engine = Engine(
         runner,
         scheduler,
@@ -82,7 +89,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
         codec=tokenizer,
         eos_token_ids=target.model.eos_token_ids,
         compile_grammar=None if tokenizer is None else _grammar_compiler(tokenizer, target.model.eos_token_ids),
-        speculator=speculation.speculator(kv_cache, target.limits, use_step_graphs) if speculation else room,
+        speculator=speculator,
         seed=config.seed,
         max_trace_steps=config.max_trace_steps,
     )
@@ -188,16 +195,17 @@ def _speculation(config: EngineConfig, target: _Target, executor: Executor, toke
     return make(config, target.model, tokenizer, executor.device, target.limits.max_model_len, is_windowed)
 
 
-def _num_blocks(config: EngineConfig, target: _Target, model: LlamaModel, bytes_per_block: int) -> int:
+def _num_blocks(
+    config: EngineConfig, target: _Target, models: Sequence[LlamaModel], bytes_per_block: int, has_graphs: bool
+) -> int:
     """Blocks in this process's pool, once its weights are loaded: as many as fit, at most as many as useful."""
     limits, useful = target.limits, target.limits.max_num_seqs * -(-target.limits.max_model_len // config.block_size)
     if target.windows is not None:
         useful = target.windows.num_useful_blocks(limits, config.block_size)
-    for_a_step = 0
-    if model.device.type == "cuda":
-        for_a_step = feature("step_memory").step_bytes(model.config, limits, model.weights.dtype)
-    share = config.kv_memory_fraction
-    return min(useful, memory.num_blocks_that_fit(bytes_per_block, model.device, share, for_a_step))
+    reserved, device = 0, models[0].device
+    if device.type == "cuda":
+        reserved = feature("start_up").reserved_bytes(models, limits, config.block_size, has_graphs)
+    return min(useful, memory.num_blocks_that_fit(bytes_per_block, device, config.kv_memory_fraction, reserved))
 
 
 def _cache_factory(config: EngineConfig, windows: Any) -> Callable[..., Any]:

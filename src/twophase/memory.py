@@ -87,7 +87,7 @@ def num_blocks_that_fit(
     Args:
         bytes_per_block: Bytes of a block, including the draft model's block if there is one.
         fraction: The share to fill; None: the default for the device, and at most 2 GiB of a CPU's memory.
-        reserved_bytes: Bytes to keep for a step (twophase_features.step_memory).
+        reserved_bytes: Bytes to keep for a step and for graphs (twophase_features.start_up).
     """
     share = fraction or DEFAULT_KV_MEMORY_FRACTION[device.type]
     free_bytes = max(0, free_memory_bytes(device) - reserved_bytes)
@@ -95,7 +95,7 @@ def num_blocks_that_fit(
     if num_blocks < 1:
         raise ConfigError(
             f"One block takes {bytes_per_block:,} bytes, but {share:.0%} of the {free_bytes / GIB:.2f} GiB "
-            f"free on {device} (with {reserved_bytes / GIB:.2f} GiB kept for a step) is "
+            f"free on {device} (with {reserved_bytes / GIB:.2f} GiB kept for a step and graphs) is "
             f"{int(free_bytes * share):,}. Free some memory, or use a smaller block_size, a smaller "
             f"max_num_batched_tokens or a quantised kv_cache_dtype."
         )

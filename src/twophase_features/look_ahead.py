@@ -59,9 +59,9 @@ class LookAhead:
         self._latest, self._is_wanted = None, is_wanted
 
     def take(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
-        """The hidden states of these decodes, if they were begun; else None. At most once."""
+        """The hidden states of these decodes, if they were begun; else None. A step is taken once, or dropped."""
         ahead, self._ahead, self._latest = self._ahead, None, None
-        if ahead is None or not all(_is_plain(chunk) for chunk in chunks):
+        if ahead is None or not chunks or not all(_is_plain(chunk) for chunk in chunks):
             return None
         row_of = {chunk.seq_id: row for row, chunk in enumerate(ahead.chunks)}
         rows = [row_of.get(chunk.seq_id, -1) for chunk in chunks]
@@ -119,8 +119,10 @@ class Room:
 
     def draft(self, plan: StepPlan, scheduler: Scheduler, *_: Any) -> StepPlan:
         """The plan, with a free slot behind each decode where there is one; as it is beside a prompt, which has no
-        graph of a whole step."""
-        self._ahead.begin_step(is_wanted=not plan.prefills)
+        graph of a whole step, and where each sequence gets its last token."""
+        decodes = [scheduler.sequences[chunk.seq_id] for chunk in plan.decodes]
+        goes_on = any(len(sequence.token_ids) + 1 < sequence.max_num_tokens for sequence in decodes)
+        self._ahead.begin_step(is_wanted=goes_on and not plan.prefills)
         return plan if plan.prefills else with_drafts(with_room(plan, scheduler, 1), scheduler, {})
 
     def forget(self, seq_id: int) -> None:

@@ -49,6 +49,11 @@ class _Pieces(NamedTuple):
     hidden: Float[Tensor, "T N"]
 
 
+def piece_sizes(max_tokens: int) -> range:
+    """The numbers of tokens to which steps of up to `max_tokens` are rounded up, the largest first."""
+    return range(-(-max_tokens // TOKENS_STEP) * TOKENS_STEP, 0, -TOKENS_STEP)
+
+
 @final
 class PiecewiseGraphs:
     """The pieces of one model over one cache, by number of tokens. Only `DecodeGraphs` uses it.
@@ -64,9 +69,9 @@ class PiecewiseGraphs:
         # Zeros, so that of padding no number is NaN.
         self._queries, self._attended = torch.zeros(shape, dtype=model.weights.dtype, device=model.device)
 
-    def capture_all(self) -> None:
-        """Capture every number of tokens, the largest first."""
-        for num_tokens in range(self._way.max_piece_tokens, 0, -TOKENS_STEP):
+    def capture_all(self, max_tokens: int) -> None:
+        """Capture the sizes of steps of up to `max_tokens` tokens."""
+        for num_tokens in piece_sizes(min(max_tokens, self._way.max_piece_tokens)):
             self._pieces[num_tokens] = self._try_capture(num_tokens)
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> States:

@@ -1,8 +1,9 @@
 """Decode steps as graphs: one call for a whole forward pass, where Python would launch hundreds of kernels.
 
 A graph is captured in one of two ways, and repeats its work on the same memory: a CUDA graph, or, for kernels that are
-compiled for the CPU, a recorded list of launches that C goes through. CUDA graphs are captured at start-up, the largest
-first: smaller ones use the same memory. Steps with prompts run in pieces (piecewise_graphs.py).
+compiled for the CPU, a recorded list of launches that C goes through. An engine's CUDA graphs are captured before its
+first request (start_up.py), the largest first: smaller ones use the same memory. Other graphs are captured when first
+needed. Steps with prompts run in pieces (piecewise_graphs.py).
 
 A graph has fixed shapes and addresses. So decodes are padded to a few batch sizes, contexts are rounded up for the
 host-side choices (how many splits) and for the width of block tables, and each graph reads its inputs from buffers of
@@ -13,10 +14,9 @@ graph has room for the most drafts of any sequence. The batch stays ragged, with
 the unused tokens are at its end.
 """
 
-import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, final
@@ -28,7 +28,9 @@ from torch import Tensor
 from twophase.cache.kv_cache import KVCache
 from twophase.core.plan import ScheduledChunk
 from twophase.engine.runner import TABLE_COLUMNS, PackedBatch, pack
+from twophase.memory import GIB, free_memory_bytes
 from twophase.model.llama import LlamaModel
+from twophase.scheduling.scheduler import Scheduler
 from twophase_features.look_ahead import LookAhead, Room
 from twophase_features.piecewise_graphs import PiecewiseGraphs, States
 from twophase_features.triton.huge_pages import begin_in_huge_pages
@@ -56,7 +58,11 @@ class _Graph(NamedTuple):
 
 @final
 class CudaGraphs:
-    """CUDA graphs of one device, which share their memory: at most one is replayed at a time."""
+    """CUDA graphs of one device, which share their memory: at most one is replayed at a time.
+
+    Attributes:
+        kept_bytes: Free memory that steps without graphs need: with less of it, no graph is captured.
+    """
 
     max_tokens = 256  # larger batches compute long enough to hide their launches
     max_piece_tokens = 512
@@ -64,6 +70,7 @@ class CudaGraphs:
     runs_ahead = True
 
     def __init__(self, device: torch.device) -> None:
+        self.kept_bytes = 0
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
         # A stream of this device: torch's own capture stream belongs to the device that captured first. One for all
         # captures, because libraries hold a workspace for each stream.
@@ -80,7 +87,11 @@ class CudaGraphs:
 
     @contextmanager
     def capture(self) -> Iterator[torch.cuda.CUDAGraph]:
-        """Captures the launches within it; `replay()` of the value that it yields repeats them."""
+        """Captures the launches within it; `replay()` of the value that it yields repeats them. Raises MemoryError."""
+        torch.cuda.empty_cache()  # what PyTorch keeps for its next tensors is free, too
+        free_bytes = free_memory_bytes(self._device)
+        if free_bytes < self.kept_bytes:
+            raise MemoryError(f"{free_bytes / GIB:.2f} GiB are free, and steps need {self.kept_bytes / GIB:.2f} GiB.")
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         try:
             # Other threads may allocate and wait meanwhile, as the receiver of another process's pages does.
@@ -101,6 +112,7 @@ class RecordedLaunches:
     max_tokens = 32
     max_piece_tokens = 0  # the products of more tokens compute long enough to hide their launches
     runs_ahead = False  # a replay has ended when it returns
+    kept_bytes = 0  # as `CudaGraphs.kept_bytes`; a CPU's memory is not watched
 
     def warm_up(self, forward: Callable[[], Any]) -> None:
         """Nothing to do."""
@@ -116,25 +128,27 @@ class RecordedLaunches:
 Capture = CudaGraphs | RecordedLaunches
 
 
+def why_eager(model: LlamaModel) -> str:
+    """Why a model's steps cannot be captured; empty if they can."""
+    if not all(layer.mlp.can_be_captured for layer in model.weights.layers):
+        return "the host assigns rows to experts"
+    return "" if mode() in ("cuda", "cpu") else f"kernels are {mode()}"
+
+
 def decode_graphs(model: LlamaModel, kv_cache: KVCache, max_model_len: int) -> "DecodeGraphs | None":
     """Graphs for a model's decode steps; None, and a line in the log, if they cannot be captured."""
-    why_not = "" if mode() in ("cuda", "cpu") else f"kernels are {mode()}"
-    if not all(layer.mlp.can_be_captured for layer in model.weights.layers):
-        why_not = "the host assigns rows to experts"
-    if why_not:
+    if why_not := why_eager(model):
         logger.info("%s: decodes run eagerly", why_not)
         return None
     if mode() == "cuda":
-        graphs = DecodeGraphs(model, kv_cache, max_model_len, CudaGraphs(kv_cache.device))
-        graphs.capture_all()
-        return graphs
+        return DecodeGraphs(model, kv_cache, max_model_len, CudaGraphs(kv_cache.device))
     begin_in_huge_pages(kv_cache.storage)
     return DecodeGraphs(model, kv_cache, max_model_len, RecordedLaunches())
 
 
 @final
 class DecodeGraphs:
-    """Graphs of one model over one cache, captured by `capture_all` or when first needed. Only the runner uses it.
+    """Graphs of one model over one cache, captured by `capture_all` or when first needed.
 
     A shape whose capture fails is logged once, and its decodes run eagerly from then on.
 
@@ -157,26 +171,28 @@ class DecodeGraphs:
         self.pieces = PiecewiseGraphs(model, kv_cache, capture) if capture.max_piece_tokens else None
 
     @torch.inference_mode()
-    def capture_all(self) -> None:
-        """Capture the graphs of decodes without drafts, and the pieces of other steps, before they are needed."""
-        begin_s = time.monotonic()
-        most = min(self._way.max_tokens, self._kv_cache.num_blocks // self._kv_cache.num_groups)
-        rows = sorted({padded_batch_size(n + 1) for n in range(most)}, reverse=True)
+    def capture_all(self, scheduler: Scheduler, kept_bytes: int) -> None:
+        """Capture what the scheduler's steps need: decodes without drafts, of as many sequences and as long ones as
+        there can be, and the pieces of steps with prompts. `kept_bytes` of free memory are left."""
+        begin_s, self._way.kept_bytes = time.monotonic(), kept_bytes
+        limits, cache, num_groups = scheduler.config, scheduler.cache, self._kv_cache.num_groups
         lengths = range(1, self._max_model_len + 1, MIN_GRAPH_CONTEXT)
-        contexts = sorted({padded_context(length, self._max_model_len) for length in lengths}, reverse=True)
-        nothing = ScheduledChunk(0, (0,), 0, (0,) * self._kv_cache.num_groups, 1)
+        num_seqs = min(self._way.max_tokens, limits.max_num_seqs, self._kv_cache.num_blocks // num_groups)
+        fitting = [length for length in lengths if cache.num_blocks_at_most(length) <= cache.num_blocks]
+        nothing = ScheduledChunk(0, (0,), 0, (0,) * num_groups, 1)
         if self.pieces is not None:
-            self.pieces.capture_all()
-        for num_rows, context in itertools.product(rows, contexts):
-            shape = _Shape(num_rows, 1, context)
+            self.pieces.capture_all(limits.max_num_batched_tokens)
+        for shape in shapes_of(num_seqs, fitting, self._max_model_len):
             packed = self._pack([nothing], shape)
             packed.arrays["slots"].fill_(-1)  # no K and V are written
             self._graphs[shape] = self._try_capture(packed, shape)
         logger.info("%d graphs of decodes captured in %.1f s", len(self._graphs), time.monotonic() - begin_s)
 
-    def run(self, chunks: Sequence[ScheduledChunk]) -> States:
-        """A step's hidden states, valid until the next run; (None, None) if it must run eagerly."""
-        hidden = None if self.ahead is None else self.ahead.take(chunks)
+    def run(self, chunks: Sequence[ScheduledChunk], is_watched: bool = False) -> States:
+        """A step's hidden states, valid until the next run; (None, None) if it must run eagerly, as a watched step."""
+        hidden = None if self.ahead is None else self.ahead.take(() if is_watched else chunks)
+        if is_watched:
+            return None, None
         hidden = self.replay(chunks) if hidden is None else hidden
         if hidden is None:
             return (None, None) if self.pieces is None else self.pieces.run(chunks)
@@ -248,8 +264,25 @@ class DecodeGraphs:
             return None
         return _Graph(graph, inputs, hidden)
 
+    @torch.inference_mode()
+    def run_prompt(self, num_tokens: int) -> Float[Tensor, "T N"]:
+        """The hidden states of a step with a prompt, which runs eagerly and writes no K and V."""
+        cache = self._kv_cache
+        block_ids = (0,) * -(-num_tokens // cache.spec.block_size) * cache.num_groups
+        chunk = ScheduledChunk(0, (0,) * num_tokens, 0, block_ids, 1)
+        packed = pack([chunk], cache.spec.block_size, num_groups=cache.num_groups, device=cache.device)
+        packed.arrays["slots"].fill_(-1)
+        return self._forward(packed)
+
     def _forward(self, inputs: PackedBatch) -> Float[Tensor, "T N"]:
         return self._model.forward(inputs.arrays["token_ids"], self._model.backend.plan(inputs.view()), self._kv_cache)
+
+
+def shapes_of(num_seqs: int, lengths: Iterable[int], max_model_len: int) -> list[_Shape]:
+    """Graphs for up to `num_seqs` decodes without drafts, in contexts of these lengths; the largest first."""
+    rows = {padded_batch_size(n + 1) for n in range(num_seqs)}
+    contexts = {padded_context(length, max_model_len) for length in lengths}
+    return sorted((_Shape(n, 1, context) for n in rows for context in contexts), reverse=True)
 
 
 def padded_batch_size(num_seqs: int) -> int:

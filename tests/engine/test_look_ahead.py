@@ -81,7 +81,7 @@ def on_device(model, module=look_ahead, graphs_module=step_graphs, **options):
         model = with_references(model, monkeypatch)
         engine = make_engine(model, max_model_len=100, **options)
         way = graphs_module.CudaGraphs(torch.device("cpu"))
-        graphs = engine._runner._graphs = graphs_module.DecodeGraphs(model, engine._runner.kv_cache, 100, way)
+        graphs = engine._runner.graphs = graphs_module.DecodeGraphs(model, engine._runner.kv_cache, 100, way)
         engine.speculator = graphs.room
         played.follow(graphs)
         device.follow(graphs)
@@ -110,7 +110,7 @@ def check(model, case, *modules):
     assert len(decodes) == max(COUNTS) - 2
     assert all(each["transfers"] <= 2 and each["waits"] == 1 for each in decodes)
     assert ahead.num_used == len(decodes), "each decode but the first was begun ahead"
-    assert ahead.num_begun - ahead.num_used <= 1, "the last step's, of sequences that have ended"
+    assert ahead.num_begun == ahead.num_used
     assert device.idle == 2 * HOST, "the prompts' step, which is eager, and the first decode's"
 
 
@@ -132,6 +132,27 @@ def check_pressure(model, *modules):
     with on_device(model, *modules, **options) as (engine, _, ahead):
         assert served_under_pressure(engine) == expected
     assert 0 < ahead.num_used < ahead.num_begun
+
+
+def check_watched(model, *modules):
+    """A watched step runs eagerly, and drops the step that was begun in its place; the next but one is begun again. None is
+    begun after the last token, for which there would be a slot."""
+    prompt, params = PROMPTS[2], params_of("greedy")[2]
+    expected = tokens_of(run(make_engine(model, max_model_len=100), [prompt], params)[0])
+    with on_device(model, *modules) as (engine, _, ahead):
+        engine.add_request("0", prompt, params)
+        for _ in range(4):
+            engine.step()
+        num_used = ahead.num_used
+        assert ahead._ahead is not None
+        engine._runner.watch = lambda chunks: contextlib.nullcontext()
+        engine.step()
+        engine._runner.watch = None
+        assert ahead._ahead is None, "its states are memory that the next replay overwrites"
+        assert ahead.num_used == num_used
+        assert tokens_of(finish(engine)["0"]) == expected
+        assert ahead.num_used > num_used
+        assert ahead.num_begun == ahead.num_used + 1, "the dropped one"
 
 
 CHUNK = ScheduledChunk(seq_id=4, token_ids=(7,), start=5, block_ids=[2, 8], num_samples=1)
@@ -197,6 +218,10 @@ def test_sequences_that_join_and_are_preempted(model):
     check_pressure(model)
 
 
+def test_a_watched_step(model):
+    check_watched(model)
+
+
 def test_without_a_step_ahead_the_device_waits_for_the_host(model, monkeypatch):
     monkeypatch.setattr(look_ahead.LookAhead, "begin", lambda self, token_ids: None)
     with on_device(model) as (engine, device, _):
@@ -223,6 +248,11 @@ MUTANTS = [
     ("a step ahead is used twice", AHEAD, "ahead, self._ahead, self._latest = self._ahead, None, None", "ahead, self._latest = self._ahead, None", "taking"),
     ("any sequence", AHEAD, "row_of.get(chunk.seq_id, -1)", "row_of.get(chunk.seq_id, 1)", "taking"),
     ("chunks of the step before", AHEAD, "self._latest, self._is_wanted = None, is_wanted", "self._is_wanted = is_wanted", "taking"),
+    ("after the last tokens", AHEAD, "is_wanted=goes_on and not", "is_wanted=not", "watched"),
+    ("a token too early", AHEAD, "len(sequence.token_ids) + 1 <", "len(sequence.token_ids) + 2 <", "greedy"),
+    ("after the first sequence's last token", AHEAD, "goes_on = any(", "goes_on = all(", "greedy"),
+    ("kept beside a watched step", GRAPHS, "hidden = None if self.ahead is None else", "hidden = None if self.ahead is None or is_watched else", "watched"),
+    ("a watched step is replayed", GRAPHS, "        if is_watched:\n            return None, None\n", "", "watched"),
     ("beside a drafter", AHEAD, " or not is_wanted", "", "taking"),
     ("with drafts", AHEAD, "chunk.num_samples == 1 and not chunk.num_drafts and ", "chunk.num_samples == 1 and ", "taking"),
     ("several tokens", AHEAD, " and len(chunk.token_ids) == 1\n", "\n", "taking"),
@@ -242,6 +272,8 @@ def test_mutants_are_killed(model, row, monkeypatch):
             check_taking(module)
         elif case == "reading":
             check_reading(module)
+        elif case == "watched":
+            check_watched(model, *modules)
         elif case == "pressure":
             check_pressure(model, *modules)
         else:

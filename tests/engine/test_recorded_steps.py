@@ -71,14 +71,14 @@ def recorded_engine(module, model, make=make_engine, max_piece_tokens=0, **optio
     engine = make(model, max_model_len=MAX_LEN, **options)
     way = module.RecordedLaunches()
     way.max_piece_tokens = max_piece_tokens
-    engine._runner._graphs = module.DecodeGraphs(model, engine._runner.kv_cache, MAX_LEN, way)
+    engine._runner.graphs = module.DecodeGraphs(model, engine._runner.kv_cache, MAX_LEN, way)
     return engine, Logits(engine)
 
 
 def plain_engine(model, make=make_engine, **options):
     engine = make(model, max_model_len=MAX_LEN, **options)
-    assert engine._runner._graphs is not None, "a model on Triton's backend records by itself"
-    engine._runner._graphs = None
+    assert engine._runner.graphs is not None, "a model on Triton's backend records by itself"
+    engine._runner.graphs = None
     return engine, Logits(engine)
 
 
@@ -93,7 +93,7 @@ def check_same(module, model, serve, make=make_engine, max_piece_tokens=0, **opt
     assert len(found.steps) == len(expected.steps)
     for ours, theirs in zip(found.steps, expected.steps, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
-    graphs = engine._runner._graphs
+    graphs = engine._runner.graphs
     assert graphs._graphs, "nothing was recorded"
     assert None not in graphs._graphs.values(), "a capture failed"
     return set(graphs._graphs), engine
@@ -114,7 +114,7 @@ def serve_in_turn(engine):
 def check_batches(module, model):
     shapes, engine = check_same(module, model, serve_in_turn)
     assert {(shape.num_rows, shape.context) for shape in shapes} >= {(1, 64), (2, 64), (4, 128)}
-    for shape, captured in engine._runner._graphs._graphs.items():
+    for shape, captured in engine._runner.graphs._graphs.items():
         operations = {part._function for part in captured.graph._parts if isinstance(part, _Operation)}
         # Beside a busy process a thread of torch's that spins at the end of an operation holds up the step.
         if shape.num_rows <= 2 and model.weights.layers[0].q_norm is None:  # else torch norms the heads
@@ -131,12 +131,12 @@ def check_pieces(module, model):
         (serve_in_turn, 128, {64}), (serve_together, 128, {128}), (serve_together, 64, set()),
     ):  # fmt: skip
         _, engine = check_same(module, model, serve, max_piece_tokens=max_piece_tokens, budget=100)
-        pieces = engine._runner._graphs.pieces._pieces
+        pieces = engine._runner.graphs.pieces._pieces
         assert set(pieces) == sizes
         assert None not in pieces.values(), "a capture failed"
     with patch.object(PiecewiseGraphs, "_captured", side_effect=RuntimeError("no capture today")):
         _, engine = check_same(module, model, serve_together, max_piece_tokens=128, budget=100)
-    assert engine._runner._graphs.pieces._pieces == {128: None}
+    assert engine._runner.graphs.pieces._pieces == {128: None}
 
 
 def check_drafts(module, model):
@@ -176,9 +176,9 @@ def check_neighbours(module, model):
 def check_large_batches(module, model):
     """Batches of more tokens than a recording may have run as they are; so do prompts."""
     engine, _ = recorded_engine(module, model)
-    engine._runner._graphs._way.max_tokens = 2
+    engine._runner.graphs._way.max_tokens = 2
     run(engine, PROMPTS, PARAMS)
-    assert {shape.num_rows for shape in engine._runner._graphs._graphs} == {1, 2}
+    assert {shape.num_rows for shape in engine._runner.graphs._graphs} == {1, 2}
 
 
 def in_mode_cpu(check, folder, mutant=None, **options):

@@ -44,6 +44,7 @@ class CompiledReport:
     loop_instructions: int  # a warp's, per tile (see `loop_instructions`); 0 without such a loop, and for AMD
     block_n: int  # keys, or columns of a weight, per tile; 0 without
     dot_dtype: str | None  # the operands of matrix products: bf16, f16, f32, or None
+    early_reads: tuple[str, ...]  # accumulators that are read before their products have ended (see `early_reads`)
     keeps_subnormals: bool  # fp32 subnormals are not flushed to zero by a multiply; `decode_e4m3` relies on it
 
     @property
@@ -56,6 +57,8 @@ class CompiledReport:
         found = []
         if self.spill_bytes:
             found.append(f"spills {self.spill_bytes} bytes per thread")
+        if self.early_reads:
+            found.append(f"reads {self.early_reads[0]} before a product has ended (triton#10821)")
         if not self.keeps_subnormals:
             found.append("flushes fp32 subnormals")
         if not self.is_streaming:
@@ -104,7 +107,7 @@ def _inspect(source: Any, metadata: dict, files: dict[str, str], target_name: st
     by_stage = {Path(path).suffix[1:]: Path(path) for path in files.values()}
     is_amd = "amdgcn" in by_stage
     code = by_stage["amdgcn" if is_amd else "ptx"].read_text()
-    dot_dtype = assembly.dot_dtype(by_stage["ttir"].read_text())
+    dot_dtype, ttgir = assembly.dot_dtype(by_stage["ttir"].read_text()), by_stage["ttgir"].read_text()
     registers, spill_bytes = assembly.resources_amd(code) if is_amd else compiled_code.resources_cuda(by_stage["cubin"])
     return CompiledReport(
         kernel=source.name,
@@ -119,13 +122,14 @@ def _inspect(source: Any, metadata: dict, files: dict[str, str], target_name: st
         matrix_instructions=assembly.kinds_in(code, assembly.MATRIX_INSTRUCTIONS),
         async_copies=assembly.kinds_in(code, assembly.ASYNC_COPIES),
         vector_loads=len(re.findall(assembly.VECTOR_LOADS, code)),
-        kv_buffers=assembly.kv_buffer_depth(by_stage["ttgir"].read_text()),
+        kv_buffers=assembly.kv_buffer_depth(ttgir),
         # Reading machine code takes longer than compiling a small kernel, and there is no such loop without products.
         loop_instructions=0
         if is_amd or dot_dtype is None
         else assembly.loop_instructions(compiled_code.sass_cuda(by_stage["cubin"])),
         block_n=constants.get("BLOCK_N") or constants.get("BLOCK_I", 0),
         dot_dtype=dot_dtype,
+        early_reads=tuple(assembly.early_reads(ttgir)),
         keeps_subnormals=re.search(assembly.FLUSHES_SUBNORMALS, code) is None,
     )
 

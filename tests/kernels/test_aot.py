@@ -18,7 +18,7 @@ from ptx_emulator import CompilingProcess
 from ptx_emulator.compiled_code import matrix_loops
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver
 from tests.kernels.aot import CompiledReport, compile_beside, compile_configs
-from tests.kernels.assembly import kv_buffer_depth, loop_instructions
+from tests.kernels.assembly import early_reads, kv_buffer_depth, loop_instructions
 from tests.kernels.production import AotConfig, MetaLayer, MetaLinear, meta
 from tests.kernels.production import production_configs as all_production_configs
 from twophase_kernels._triton import tl, triton
@@ -182,6 +182,35 @@ def test_bad_tiles_are_noticed(compiling):
     assert problems["fp32"] == []
 
 
+@triton.jit
+def two_products_kernel(x_ptr, y_ptr, out_ptr, num_k, BLOCK: tl.constexpr):
+    """A product of 128 x 64 values, two parts of its sum in each turn."""
+    offs_m, offs_n, offs_k = tl.arange(0, 128), tl.arange(0, 64), tl.arange(0, BLOCK)
+    acc = tl.zeros([128, 64], tl.float32)
+    for k in range(0, num_k, 2 * BLOCK):
+        x = tl.load(x_ptr + offs_m[:, None] * num_k + k + offs_k[None, :])
+        acc = tl.dot(x, tl.load(y_ptr + offs_n[None, :] * num_k + k + offs_k[:, None]), acc)
+        x = tl.load(x_ptr + offs_m[:, None] * num_k + k + BLOCK + offs_k[None, :])
+        acc = tl.dot(x, tl.load(y_ptr + offs_n[None, :] * num_k + k + BLOCK + offs_k[:, None]), acc)
+    tl.store(out_ptr + offs_m[:, None] * 64 + offs_n[None, :], acc)
+
+
+def problems_of_two_products(targets):
+    args = meta(128, 4096), meta(64, 4096), meta(128, 64, dtype=torch.float32), 4096
+    launch = partial(two_products_kernel[(1,)], *args, BLOCK=64, num_warps=4, num_stages=3)
+    reports = [compile_configs(target, [AotConfig(target, launch)]) for target in targets]
+    return [report.problems() for (report,) in reports]
+
+
+@pytest.mark.full
+def test_a_miscompiled_sum_of_two_products_is_noticed(compiling):
+    """Of Triton 3.7.1 on Blackwell; a later version may have it right, and then the guard can go."""
+    of_hopper, of_blackwell = compiling.call(problems_of_two_products, ("sm_90", "sm_100"))
+    assert of_hopper == []
+    assert len(of_blackwell) == 1
+    assert of_blackwell[0].endswith("before a product has ended (triton#10821)")
+
+
 def step(num_seqs, table_width, num_tokens, offset):
     """Index tensors are slices of longer buffers, as in CUDA graphs: they start at any multiple of their item size."""
 
@@ -308,3 +337,41 @@ def test_kv_buffer_depth():
     assert kv_buffer_depth(TTGIR.replace(copy_k, "\n".join([copy_k, copy_v, copy_k]))) == 2
     assert kv_buffer_depth(TTGIR.replace(copy_v, "")) == 0, "K alone is not enough"
     assert kv_buffer_depth(TTGIR + TTGIR.replace(copy_k, "")) == 0, "the worst loop counts"
+
+
+PRODUCTS = """
+    ttng.tc_gen5_mma %x, %y, %acc, %true, %true, %bar[%true] {is_async} : !ttg.memdesc<64x64xbf16> loc(#1)
+    ttng.tc_gen5_mma %x, %y, %scores, %true, %true, %bar_1[%true] {is_async} : !ttg.memdesc<64x64xbf16> loc(#1)
+    %r:2 = scf.for %i = %lo to %hi step %c iter_args(%old = %bar_1, %phase = %c0) -> (i64, i32)  : i32 {
+      ttng.wait_barrier %old, %phase deps %x, %y : !ttg.memdesc<1xi64> loc(#1)
+      %s = ttng.tmem_load %acc : !ttg.memdesc<64x64xf32> -> tensor<64x64xf32> loc(#1)
+      %new = ttg.memdesc_index %barriers[%phase] : !ttg.memdesc<2xi64> -> !ttg.memdesc<1xi64> loc(#1)
+      ttng.tc_gen5_mma %x, %y, %acc, %true, %true, %new[%true] {is_async} : !ttg.memdesc<64x64xbf16> loc(#1)
+      scf.yield %new, %phase : !ttg.memdesc<1xi64>, i32 loc(#1)
+    } loc(#1)
+    ttng.wait_barrier %r#0, %r#1 deps %x, %y : !ttg.memdesc<1xi64> loc(#1)
+    %out = ttng.tmem_load %acc : !ttg.memdesc<64x64xf32> -> tensor<64x64xf32> loc(#1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("", "", []),
+        ("wait_barrier %old", "wait_barrier %other", ["%acc"] * 2),  # in the first turn, and in the second
+        ("wait_barrier %r#0", "wait_barrier %bar_1", ["%acc"]),
+        ("iter_args(%old = %bar_1", "iter_args(%old = %bar", []),
+        ("iter_args(%old = %bar_1", "iter_args(%old = %other", ["%acc"]),
+        ("scf.yield %new", "scf.yield %old", ["%acc"] * 2),  # in the second turn, and at the end
+        ("{is_async}", "", []),
+        ("tmem_load %acc", "tmem_load %scores", []),
+        (
+            "%acc : !ttg.memdesc<64x64xf32> -> tensor<64x64xf32> loc(#1)\n      %new",
+            "%scores : loc(#1)\n      %new",
+            [],
+        ),
+    ],
+)
+def test_early_reads(old, new, expected):
+    """A wait counts for its product and for earlier ones; a loop's argument is the barrier of the turn before."""
+    assert early_reads(PRODUCTS.replace(old, new) if old else PRODUCTS) == expected

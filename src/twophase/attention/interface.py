@@ -46,14 +46,6 @@ class AttentionBatch:
     seq_lens_host: tuple[int, ...]
     groups: tuple["AttentionBatch", ...] = ()
 
-    @property
-    def num_tokens(self) -> int:
-        return self.positions.shape[0]
-
-    @property
-    def max_query_len(self) -> int:
-        return max(self.query_lens_host)
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:

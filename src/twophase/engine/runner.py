@@ -44,16 +44,15 @@ class ModelRunner:
     Attributes:
         watch: Makes a context manager around a run, from its chunks. The value that it yields, unless None, is called
             with a layer's number once the layer's K and V are written. Graphs are not replayed meanwhile.
-        room: Slots for the step that a GPU begins ahead, in the place of a speculator; None: none is begun.
+        graphs: Replay decode steps (twophase_features.step_graphs.DecodeGraphs); None: all steps run eagerly.
     """
 
     def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, use_step_graphs: bool = True) -> None:
         self.model, self.kv_cache = model, kv_cache
         self.watch: PageWatch | None = None
-        self._graphs: Any = None  # DecodeGraphs
+        self.graphs: Any = None
         if model.backend.name == "triton" and use_step_graphs:
-            self._graphs = feature("step_graphs").decode_graphs(model, kv_cache, max_model_len)
-        self.room: Any = None if self._graphs is None else self._graphs.room
+            self.graphs = feature("step_graphs").decode_graphs(model, kv_cache, max_model_len)
 
     @torch.inference_mode()
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -69,7 +68,7 @@ class ModelRunner:
         the chunks' `num_scored` first tokens, in order, a few at a time.
         """
         is_watched = self.watch is not None or self.model.watch_experts is not None
-        replayed: Any = (None, None) if self._graphs is None or is_watched else self._graphs.run(chunks)
+        replayed: Any = (None, None) if self.graphs is None else self.graphs.run(chunks, is_watched)
         hidden, sampled = replayed  # states of all tokens, and of the sampled rows
         if hidden is None:
             cache, device = self.kv_cache, self.kv_cache.device
@@ -84,8 +83,8 @@ class ModelRunner:
 
     def look_ahead(self, token_ids: Int[Tensor, "D"]) -> None:
         """The latest run's tokens are drawn, and the host is about to wait for them: a GPU begins the next step."""
-        if self._graphs is not None:
-            self._graphs.look_ahead(token_ids)
+        if self.graphs is not None:
+            self.graphs.look_ahead(token_ids)
 
     def close(self) -> None:
         """Does nothing; the runner of a tensor-parallel model ends the other processes here."""

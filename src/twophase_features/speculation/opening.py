@@ -36,6 +36,7 @@ class Speculation:
 
     Attributes:
         options, drafter: The configuration's, or the default options.
+        models, runners: The draft model, if there is one; and its runner, once `speculator` has made it.
 
     Raises:
         ModelFolderError: The draft model is missing, broken or not supported.
@@ -53,26 +54,28 @@ class Speculation:
         is_windowed: bool,
     ) -> None:
         self.options, self.drafter = config.speculative_config or SpeculativeConfig(), config.drafter
-        self._draft: tuple[LlamaModel, KVCacheSpec] | None = None
+        self._spec: KVCacheSpec | None = None
+        self.models: list[LlamaModel] = []
+        self.runners: list[ModelRunner] = []
         if self.options.model is not None:
             folder = resolve_model(self.options.model)
             draft = load_config(folder)
             _check(folder, draft, target, tokenizer, max_model_len, is_windowed)
-            self._draft = _open(folder, draft, config, device, max_model_len)
+            model, self._spec = _open(folder, draft, config, device, max_model_len)
+            self.models.append(model)
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes of the draft model's cache per block of the target model's."""
-        return 0 if self._draft is None else self._draft[1].bytes_per_block
+        return 0 if self._spec is None else self._spec.bytes_per_block
 
     def speculator(self, kv_cache: KVCache, limits: SchedulerConfig, use_step_graphs: bool) -> GatedSpeculator:
         """The engine's drafter; `kv_cache` is the target model's, whose block tables a draft model shares."""
         drafter = self.drafter or NgramDrafter(self.options.prompt_lookup_min, self.options.prompt_lookup_max)
-        if self._draft is not None:
-            model, spec = self._draft
-            cache = KVCache(spec, kv_cache.num_blocks, kv_cache.device)
-            runner = ModelRunner(model, cache, limits.max_model_len, use_step_graphs)
-            drafter = DraftModelDrafter(runner, limits.max_num_batched_tokens)
+        if self._spec is not None:
+            cache = KVCache(self._spec, kv_cache.num_blocks, kv_cache.device)
+            self.runners = [ModelRunner(self.models[0], cache, limits.max_model_len, use_step_graphs)]
+            drafter = DraftModelDrafter(self.runners[0], limits.max_num_batched_tokens)
         gate = SpeculationGate() if self.options.disable_when_losing else None
         return GatedSpeculator(drafter, self.options.num_speculative_tokens, gate)
 

@@ -49,7 +49,8 @@ class FeatureRunner:
         model = self._runner.model
         with patch.object(model, "logits", wraps=model.logits) as logits_of:
             logits = self._runner.run(chunks, score)
-        rows = iter(() if logits is None else logits_of.call_args.args[0])
+        # Copied, because the next step's graph may write to the same memory.
+        rows = iter(() if logits is None else logits_of.call_args.args[0].clone())
         for chunk in chunks:
             end = chunk.start + len(chunk.token_ids)
             drawn = range(end - chunk.num_drafts, end + 1) if chunk.num_samples else ()

@@ -1,11 +1,14 @@
 """Drafts from hidden states: which state a token was drawn from, what a head says, and that its drafts leave the tokens
 as they are."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from twophase import SamplingParams
+from twophase.core.plan import ScheduledChunk
 from twophase_features.speculation.speculator import GatedSpeculator
 from twophase_labs.advanced.capstone import Asked, open_engine, serve
 from twophase_labs.advanced.draft_chance import Chance
@@ -41,6 +44,24 @@ def test_probabilities_are_the_large_models_among_the_types(temperature):
     assert row.sum() == pytest.approx(1)
     assert few.sum() == pytest.approx(1)
     assert set(np.flatnonzero(few)) <= set(TYPES)
+
+
+class OneBuffer:
+    """A runner whose steps write their hidden states to the same memory, as graphs do."""
+
+    def __init__(self):
+        self.model, self.hidden = SimpleNamespace(logits=torch.clone), torch.zeros(1, 4)
+
+    def run(self, chunks, score):
+        self.hidden.fill_(chunks[0].start)
+        return self.model.logits(self.hidden)
+
+
+def test_kept_states_are_copies():
+    features = FeatureRunner(OneBuffer())
+    for start in (6, 7):
+        features.run([ScheduledChunk(0, (5,), start, (1,), num_samples=1)])
+    assert {i: state.tolist() for i, state in features.states[0].items()} == {7: [6.0] * 4, 8: [7.0] * 4}
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
