@@ -637,7 +637,7 @@ figure = draft_pictures.draw_overlap(p_picture, q_picture, is_answered=True)
 
 # %% [markdown]
 # Nothing is approximate here, whatever the drafter: the two blue parts of the picture *are* p. A drafter that is far
-# from the model does no harm; it is only of no use. Here are 20,000 passes under this rule, and under two others that
+# from the model does no harm; it is only of no use. Here are 10,000 passes under this rule, and under two others that
 # are often seen.
 
 # %%
@@ -657,7 +657,7 @@ def half_and_half(draft, p, q, chance):
 
 print("the model       ", " ".join(f"{share:6.3f}" for share in p_picture))
 for name, way in (("the exact rule", verify), ("draws from p", draw_from_p), ("good enough", half_and_half)):
-    outputs = run_passes(way, np.stack([p_picture, p_picture]), q_picture[None], num_passes=20_000)
+    outputs = run_passes(way, np.stack([p_picture, p_picture]), q_picture[None], num_passes=10_000)
     shares = counts_at(outputs, 0, 6) / len(outputs)
     print(f"{name:16}", " ".join(f"{share:6.3f}" for share in shares))
 
