@@ -13,7 +13,7 @@ from twophase.core.request import CompletionOutput
 from twophase_features.structured_outputs.guidance import Guidance
 from twophase_labs.advanced.one_copy import open_llm
 
-CITIES = ("Paris", "Cairo", "Tokyo", "Rome", "Delhi", "Quito", "Berlin", "Dublin", "Seoul", "Vienna", "Hanoi", "Prague")
+CITIES = ("Paris", "Cairo", "Tokyo", "Rome", "Delhi", "Quito", "Berlin", "Dublin")
 SCHEMA = {
     "type": "object",
     "properties": {
