@@ -1514,7 +1514,7 @@ curves = {
     name: [more_samples.accuracy(name, choose, way, k) for k in (1, 2, 4, n)] for name, (choose, way) in ways.items()
 }
 points = [more_samples.of_one(f"greedy, {way}", more_samples.greedy(way)) for way in more_samples.MAX_TOKENS]
-points += [more_samples.of_one(f"4 beams, {way}", more_samples.beams(way), 4) for way in more_samples.MAX_TOKENS]
+points += [more_samples.of_one(f"2 beams, {way}", more_samples.beams(way), 2) for way in more_samples.MAX_TOKENS]
 points += [more_samples.any_right(way) for way in more_samples.MAX_TOKENS]
 for line in [*points, *(found[-1] for found in curves.values())]:
     print(line.line)

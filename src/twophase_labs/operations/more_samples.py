@@ -103,7 +103,7 @@ def _asked(way: str, params: SamplingParams) -> tuple[tuple[Sample, ...], ...]:
 
 
 @cache
-def beams(way: str, width: int = 4) -> tuple[Sample, ...]:
+def beams(way: str, width: int = 2) -> tuple[Sample, ...]:
     """The likeliest text that a search with `width` beams finds for every task; all beams' tokens are counted.
 
     A search has no stop strings; the token of a line's end stops it.
