@@ -3,10 +3,10 @@
 #
 # Lab 1 ended with one model and two workloads. This lab is about the first of them. A prompt is known in full before
 # any work begins, so all its tokens can go through the model together; this is called **prefill**. The first cell
-# runs SmolLM2 on the same 128 tokens twice: once all together, and once one by one, with a KV cache, so that
+# runs SmolLM2 on the same 64 tokens twice: once all together, and once one by one, with a KV cache, so that
 # nothing is computed a second time. The weights are the same, and so are the multiplications and the logits.
 #
-# **Think first.** Which is faster, and by what factor? (The cell takes about ten seconds, and half a minute where the
+# **Think first.** Which is faster, and by what factor? (The cell takes about five seconds, and half a minute where the
 # model still has to be loaded.)
 
 # %%
@@ -18,7 +18,7 @@ from twophase_labs.prefill.two_ways import read_at_once, read_one_by_one, text_i
 
 torch.set_num_threads(1)  # one thread: times are steadier, and counting is simpler
 model, tokenizer = smollm2()
-ids, num_weights = text_ids(tokenizer, 128), sum(p.numel() for p in model.parameters())
+ids, num_weights = text_ids(tokenizer, 64), sum(p.numel() for p in model.parameters())
 for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
     ms = 1e3 * seconds(lambda read=read: read(model, ids)) / len(ids)
     print(f"{name:10}: {ms:5.1f} ms a token, {2 * num_weights / ms / 1e6:6.1f} GFLOP/s")
@@ -444,7 +444,7 @@ clocked = {"naive_attention": {}, "PyTorch's fused attention": {}}
 for L in (256, 512, 1024, 2048, 4096):
     inputs = attention_inputs(L)
     for name, attend in zip(clocked, (naive_attention, fused), strict=True):
-        clocked[name][L] = 1e3 * seconds(lambda inputs=inputs, attend=attend: attend(*inputs), repeats=5)
+        clocked[name][L] = 1e3 * seconds(lambda inputs=inputs, attend=attend: attend(*inputs), repeats=3)
     one, other = (times[L] for times in clocked.values())
     print(f"{L:5,} tokens: naive {one:7.1f} ms, fused {other:7.1f} ms, {one / other:.1f} times as fast")
 
@@ -1693,8 +1693,8 @@ for name, engine in {"yours": llm, "the engine's own": theirs}.items():
 #
 # ### The surprise again
 #
-# The first cell let transformers read 128 tokens, together and one by one. Here is the same measurement with your work:
-# the engine reads them in steps of at most 128, 32, 8 and 1 tokens, with your kernels in all 30 layers. The time to
+# The first cell let transformers read 64 tokens, together and one by one. Here is the same measurement with your work:
+# the engine reads 128 in steps of at most 128, 32, 8 and 1 tokens, with your kernels in all 30 layers. The time to
 # read the whole prompt is most of the **TTFT**, the time to first token, by which prefill is judged; the share of the
 # flat roof that it reaches is called **model FLOP utilisation**, MFU (arXiv:2204.02311). What the two roofs of section
 # 2 allow follows from your `matmul_cost`, product by product: a forward pass is a sequence of kernels, and each waits

@@ -170,8 +170,8 @@ lengths, times = (5, 14, 24, 34), {"one row, against the cache": [], "all rows a
 for n in lengths:
     _, before = decode_step(parts, ids[: n - 1], parts.empty_cache())
     new, nothing = ids[n - 1 : n], parts.empty_cache()
-    one_s = seconds(lambda new=new, before=before: decode_step(parts, new, before), repeats=4)
-    all_s = seconds(lambda n=n, nothing=nothing: decode_step(parts, ids[:n], nothing), repeats=3)
+    one_s = seconds(lambda new=new, before=before: decode_step(parts, new, before), repeats=3)
+    all_s = seconds(lambda n=n, nothing=nothing: decode_step(parts, ids[:n], nothing), repeats=2)
     times["one row, against the cache"].append(one_s)
     times["all rows again"].append(all_s)
 for n, one, every in zip(lengths, *times.values(), strict=True):

@@ -76,7 +76,7 @@ def run(
     verify: Verify | None = None,
     *,
     num_drafts: int = 3,
-    num_tokens: int = 28,
+    num_tokens: int = 20,
     together: bool = False,
 ) -> tuple[Run, float]:
     """Answer these prompts with drafts of a head or without; the median of the seconds of making a draft."""

@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from twophase_labs.kit.draw import one_axes
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
 
 GIB = 2**30
@@ -14,7 +15,7 @@ GIB = 2**30
 def draw_cache_growth(bytes_per_token: Mapping[str, int], max_tokens: int) -> Figure:
     """GiB of K and V against the length of one sequence, a line per model."""
     lengths = np.array([2**n for n in range(8, max_tokens.bit_length())])
-    figure, axes = plt.subplots(figsize=(8, 3.4), facecolor="white")
+    figure, axes = one_axes(8, 3.4, "K and V of one sequence")
     for index, (name, num_bytes) in enumerate(bytes_per_token.items()):
         style = ("-", "--", "-.", ":")[index % 4]
         gib = lengths * num_bytes / GIB
@@ -25,9 +26,7 @@ def draw_cache_growth(bytes_per_token: Mapping[str, int], max_tokens: int) -> Fi
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="tokens in the sequence", ylabel="K and V (GiB)", xlim=(lengths[0], lengths[-1]))
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=30)
-    axes.set_title("K and V of one sequence", loc="left")
     axes.grid(color=LINE, alpha=0.3)
-    axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
     return figure
 
@@ -56,7 +55,7 @@ def draw_budgets(cards: Mapping[str, Mapping[str, float]]) -> Figure:
 
 def draw_reserved(gb: Mapping[str, np.ndarray], room_gb: float) -> Figure:
     """GB of K and V set aside for the first n requests, a line per rule, and how many the room suffices for."""
-    figure, axes = plt.subplots(figsize=(8, 3.6), facecolor="white")
+    figure, axes = one_axes(8, 3.6, "Memory against batch, by what is set aside for a request")
     most = max(int((reserved <= room_gb).sum()) for reserved in gb.values())
     for index, (name, reserved) in enumerate(gb.items()):
         style = ("-", "--", "-.")[index % 3]
@@ -68,8 +67,6 @@ def draw_reserved(gb: Mapping[str, np.ndarray], room_gb: float) -> Figure:
     axes.annotate(" room", (0, room_gb), (0, 4), textcoords="offset points", color=INK)
     axes.set(xlim=(0, 1.25 * most), ylim=(0, 1.6 * room_gb))
     axes.set(xlabel="requests in the batch", ylabel="K and V set aside (GB)")
-    axes.set_title("Memory against batch, by what is set aside for a request", loc="left")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
     return figure

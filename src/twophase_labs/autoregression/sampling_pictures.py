@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from twophase_labs.kit.draw import one_axes
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
 
 
@@ -45,14 +46,12 @@ def draw_residuals(counts: Int[Tensor, "V"], probs: Float[Tensor, "V"]) -> Figur
     order = np.argsort(-p)
     residuals = ((counts.numpy() - num_draws * p) / np.sqrt(num_draws * p * (1 - p)))[order]
     at = np.arange(len(order))
-    figure, axes = plt.subplots(figsize=(8, 3), facecolor="white")
+    figure, axes = one_axes(8, 3, f"{num_draws:,} draws against their probabilities")
     axes.axhspan(-2, 2, color=LINE, alpha=0.25, label="two standard deviations")
     axes.axhline(0, color=LINE, linewidth=0.8)
     axes.vlines(at, 0, residuals, color=COLOURS[0])
     axes.plot(at, residuals, "o", color=COLOURS[0], markersize=6, label="drawn minus expected")
     axes.set(xlabel="token, the likeliest first", ylabel="standard deviations", xticks=at, ylim=(-4.5, 4.5))
-    axes.set_title(f"{num_draws:,} draws against their probabilities", loc="left")
-    axes.spines[["right", "top"]].set_visible(False)
     axes.legend(frameon=False, ncols=2, loc="upper right")
     figure.tight_layout()
     return figure

@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from twophase_labs.compression.changed_model import recorded_inputs, weight_of
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 INT8_MAX = 127
@@ -45,7 +45,7 @@ def _points(axes: Axes, maxima: Tensor, colour: str) -> None:
 
 def draw_kept_columns(name: str, shares: Sequence[float], errors: Mapping[str, Sequence[float]]) -> Figure:
     """The output's error of a layer against the share of its columns that are not rounded, a line per rule."""
-    figure, axes = plt.subplots(figsize=(7, 3.2), facecolor="white")
+    figure, axes = one_axes(7, 3.2)
     for (rule, values), colour, marker in zip(errors.items(), (LINE, COLOURS[0], COLOURS[1]), "os^", strict=True):
         axes.plot([100 * share for share in shares], [100 * value for value in values], marker=marker, color=colour,
                   label=rule)  # fmt: skip
@@ -54,7 +54,6 @@ def draw_kept_columns(name: str, shares: Sequence[float], errors: Mapping[str, S
         f"Layer {name.replace('.self_attn.', ', ')}: some columns keep all their bits", loc="left", fontsize=11
     )
     axes.legend(frameon=False, title="which columns")
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)
 
 

@@ -6,7 +6,6 @@ One matrix of each layer, one after the other: as in a decode step they come fro
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -16,7 +15,7 @@ from twophase_features.quantization.linear import FEW_ROWS, Int4Linear, make_qua
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES
 from twophase_labs.compression.changed_model import linears, weight_of
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_labs.kit.timing import seconds
 from twophase_tools.colours import COLOURS, INK, LINE
 
@@ -62,7 +61,7 @@ def _through(layers: Sequence[Linear], x: Tensor) -> None:
 
 def draw_times(found: Mapping[str, Mapping[int, float]]) -> Figure:
     """Time of a product relative to float32's, against rows; where the engine changes from 4 bits to bf16."""
-    figure, axes = plt.subplots(figsize=(7.6, 3.4), facecolor="white")
+    figure, axes = one_axes(7.6, 3.4)
     base = found["float32"]
     for name, times in found.items():
         colour, look = LOOKS[name]
@@ -74,5 +73,4 @@ def draw_times(found: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.set(xlabel="rows of activations", ylabel="time / float32's", ylim=(0, None))
     axes.set_title("Matrices [1536, 576] of SmolLM2: which is fastest depends on the rows", loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from twophase_labs.compression.changed_model import linears
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_tools.colours import COLOURS, INK, LINE
 
 BITS_OF_SCALE = 16  # also of a minimum
@@ -75,7 +75,7 @@ def draw_quality(points: Sequence[tuple[str, int | float, int | float]]) -> Figu
 
     What is far above the picture is an arrow at its edge.
     """
-    figure, axes = plt.subplots(figsize=(8.6, 3.6), facecolor="white")
+    figure, axes = one_axes(8.6, 3.6, "SmolLM2's linear layers, rounded to nearest")
     axes.axhline(1, color=LINE, linewidth=1)
     for name, bits, ratio in points:
         if ratio > MOST_SHOWN:
@@ -89,6 +89,4 @@ def draw_quality(points: Sequence[tuple[str, int | float, int | float]]) -> Figu
     axes.set(xlabel="bits per weight, scales and minima included", ylabel="perplexity, relative")
     axes.set_xlim(min(bits for _, bits, _ in points) - 0.05, max(bits for _, bits, _ in points) + 0.3)
     axes.set_ylim(0.8, MOST_SHOWN)
-    axes.set_title("SmolLM2's linear layers, rounded to nearest", loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)

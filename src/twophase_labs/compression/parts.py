@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from twophase_labs.compression.changed_model import KINDS, NUM_LAYERS, PLACES, Place
 from twophase_labs.compression.own_engine import OwnModel, in_groups
 from twophase_labs.compression.quality import drift, stored_bytes
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_tools.colours import COLOURS, INK
 
 NUM_TOKENS = 256
@@ -76,7 +75,7 @@ def measured_kl(own: OwnModel) -> float:
 
 def draw_parts(formats: Formats) -> Figure:
     """What each part costs in 4 bits, the costliest first, and its size then."""
-    figure, axes = plt.subplots(figsize=(8.6, 3.2), facecolor="white")
+    figure, axes = one_axes(8.6, 3.2)
     parts = sorted(PARTS, key=lambda part: -formats.damage[part])
     bars = axes.bar(
         range(len(parts)), [formats.damage[part] for part in parts], edgecolor=INK, width=0.65,
@@ -88,5 +87,4 @@ def draw_parts(formats: Formats) -> Figure:
     axes.set_xticks(range(len(parts)), [part.replace(" ", "\n") for part in parts], fontsize=9)
     axes.set(ylabel="mean KL, nats", ylim=(0, 1.15 * max(formats.damage.values())))
     axes.set_title("One part in 4 bits, all others as they are", loc="left", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)

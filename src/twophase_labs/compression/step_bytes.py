@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from functools import cache
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from twophase import LLM
 from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_labs.decode import step_time
 from twophase_labs.decode.decode_work import SMOLLM2, Shape
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_tools.colours import COLOURS, INK
 
 BITS_IN_4 = 5.0  # of a weight in the engine's int4: groups of 32 share a scale and a minimum of 16 bits each
@@ -71,7 +70,7 @@ def draw_shares(shape: Shape, context: int, batches: tuple[int, ...]) -> Figure:
         "weights in 4.5 bits": (4.5, 16),
         "weights in 4.5, K and V in 8 bits": (4.5, 8),
     }
-    figure, axes = plt.subplots(figsize=(9, 0.8 + 1.15 * len(batches)), facecolor="white")
+    figure, axes = one_axes(9, 0.8 + 1.15 * len(batches))
     rows: list[tuple[float, str]] = []
     at = 0.0
     for batch in batches:
@@ -93,7 +92,6 @@ def draw_shares(shape: Shape, context: int, batches: tuple[int, ...]) -> Figure:
     axes.set(xlabel="read in a step (GB)", xlim=(0, axes.get_xlim()[1] * 1.08))
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.42), fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(
         f"What a decode step of Llama-3-8B reads ({context:,} tokens of context each)", loc="left", fontsize=11
     )

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, final
 
-import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_labs.kit.models import smollm2
 from twophase_tools.colours import COLOURS, INK
 
@@ -152,7 +151,7 @@ def distance(student: Student) -> float:
 
 def draw_curves(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     """Distance from the teacher against steps, a line per way of teaching."""
-    figure, axes = plt.subplots(figsize=(7.6, 3.2), facecolor="white")
+    figure, axes = one_axes(7.6, 3.2)
     for (name, curve), colour, mark in zip(curves.items(), (COLOURS[5], COLOURS[0]), ("s--", "o-"), strict=True):
         axes.plot(list(curve), list(curve.values()), mark, color=colour)
         step, value = list(curve.items())[-1]
@@ -161,5 +160,4 @@ def draw_curves(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.set(xlabel="steps", ylabel="nats per token from the teacher", xlim=(0, 1.15 * last), ylim=(0, None))
     axes.set_xticks(list(next(iter(curves.values()))))
     axes.set_title("Two students of the same stories, measured on stories kept back", loc="left", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Mapping
 from functools import cache
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from twophase_labs.compression.changed_model import linears, perplexity
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_labs.kit.timing import seconds
 from twophase_tools.colours import COLOURS, INK, LINE
 
@@ -47,7 +46,7 @@ def pruned_perplexities(shares: tuple[float, ...]) -> dict[float, float]:
 
 def draw_cliff(found: Mapping[float, float]) -> Figure:
     """Perplexity, relative to the model's own, against the share of zeros."""
-    figure, axes = plt.subplots(figsize=(7.6, 3.4), facecolor="white")
+    figure, axes = one_axes(7.6, 3.4)
     shares = [100 * share for share in found]
     axes.plot(shares, list(found.values()), "o-", color=COLOURS[0])
     for share, ratio in zip(shares, found.values(), strict=True):
@@ -61,7 +60,6 @@ def draw_cliff(found: Mapping[float, float]) -> Figure:
     axes.set_ylim(0.6, 4 * max(found.values()))
     axes.set(xlabel="weights that are zero, the smallest of each matrix, %", ylabel="perplexity / its own")
     axes.set_title("SmolLM2 with its smallest weights set to zero", loc="left", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)
 
 

@@ -29,7 +29,7 @@ def clocked_engine() -> LLM:
     )  # fmt: skip
 
 
-def clock_steps(steps: Sequence[tuple[int, int]], rounds: int = 6) -> list[float]:
+def clock_steps(steps: Sequence[tuple[int, int]], rounds: int = 4) -> list[float]:
     """Seconds of a decode step for each (sequences, context): every sequence computes one token more.
 
     Nothing is read first: each sequence is given pages of its own, and what they hold does not matter to a clock. All

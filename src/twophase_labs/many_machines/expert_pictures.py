@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from torch import Tensor
 
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_tools.colours import COLOURS, INK, LINE
 
 RANK_COLOURS, HATCHES = (COLOURS[4], COLOURS[1], COLOURS[2], COLOURS[3]), ("", "//", "..", "xx")
@@ -19,7 +19,7 @@ def draw_touched(found: Mapping[int, float], num_experts: int, num_chosen: int) 
     """Experts per layer that a decode step reads, measured, beside what choices at random would give."""
     batches = np.array(sorted(found))
     fine = np.geomspace(batches[0], batches[-1], 100)
-    figure, axes = plt.subplots(figsize=(7.6, 3.6), facecolor="white")
+    figure, axes = one_axes(7.6, 3.6, "A larger batch wakes more experts")
     axes.plot(fine, num_experts * (1 - (1 - num_chosen / num_experts) ** fine), "--", color=COLOURS[0],
               label="at random: E (1 - (1 - K/E)^B)")  # fmt: skip
     axes.plot(batches, [found[int(b)] for b in batches], "o", color=INK, label="measured in the engine")
@@ -27,9 +27,7 @@ def draw_touched(found: Mapping[int, float], num_experts: int, num_chosen: int) 
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, [str(b) for b in batches])
     axes.set(xlabel="sequences in the batch", ylabel="experts read per layer and step", ylim=(0, num_experts * 1.08))
-    axes.set_title("A larger batch wakes more experts", loc="left")
     axes.legend(frameon=False, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)
 
 

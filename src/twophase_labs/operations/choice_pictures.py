@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_labs.operations.bottlenecks import PARTS, Service
 from twophase_labs.operations.canary_gate import Line
 from twophase_labs.operations.more_samples import Accuracy
@@ -43,7 +43,7 @@ def _colour(line: Line) -> str:
 
 def draw_accuracy(curves: Mapping[str, Sequence[Accuracy]], points: Sequence[Accuracy]) -> Figure:
     """Accuracy against tokens per task: a curve over k for each way to choose, and single answers as points."""
-    figure, axes = plt.subplots(figsize=(10, 4.4), facecolor="white")
+    figure, axes = one_axes(10, 4.4)
     for number, (name, found) in enumerate(curves.items()):
         colour, style = COLOURS[number % len(COLOURS)], ("-", "--", "-.", ":")[number % 4]
         axes.plot([a.tokens for a in found], [100 * a.rate for a in found], style, color=colour, marker="o",
@@ -62,13 +62,12 @@ def draw_accuracy(curves: Mapping[str, Sequence[Accuracy]], points: Sequence[Acc
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set(xlabel="tokens generated for each task", ylabel="right answers, percent", xlim=(2.8, 256), ylim=(0, 100))
     axes.legend(frameon=False, fontsize=9, loc="upper left")
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)
 
 
 def draw_parts(services: Sequence[Service]) -> Figure:
     """Shares of a request's time, a bar for each service."""
-    figure, axes = plt.subplots(figsize=(10, 0.9 + 0.5 * len(services)), facecolor="white")
+    figure, axes = one_axes(10, 0.9 + 0.5 * len(services))
     left = np.zeros(len(services))
     for part, colour, hatch in zip(PARTS, (COLOURS[4], COLOURS[1], COLOURS[0], COLOURS[2], COLOURS[5]),
                                    ("", "//", "", "..", "xx"), strict=True):  # fmt: skip
@@ -80,5 +79,4 @@ def draw_parts(services: Sequence[Service]) -> Figure:
     axes.invert_yaxis()
     axes.set(xlabel="percent of a request's time on the GPU, by roofline", xlim=(0, 100))
     axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(PARTS))
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)

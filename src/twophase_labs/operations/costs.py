@@ -4,10 +4,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_labs.operations.incidents import Hour
 from twophase_labs.operations.machines import Machine
 from twophase_labs.operations.service import ON_H100, ON_L4, Setting, Traffic
@@ -112,11 +111,10 @@ def step_seconds(model: RooflineCostModel, chunks: Sequence[tuple[int, int]], nu
 
 def draw_prices(of_path: Mapping[str, float], name: str) -> Figure:
     """Dollars per million tokens, by path."""
-    figure, axes = plt.subplots(figsize=(7.5, 3), facecolor="white")
+    figure, axes = one_axes(7.5, 3)
     bars = axes.bar(range(len(of_path)), list(of_path.values()), color=COLOURS[1], edgecolor=INK, width=0.6)
     axes.bar_label(bars, fmt="%.2g", fontsize=8, color=INK, padding=2)
     axes.set_xticks(range(len(of_path)), list(of_path), fontsize=9)
     axes.set_title(f"{name} at ${DOLLARS_PER_HOUR[name]:.2f} an hour", loc="left", fontsize=10)
     axes.set(ylabel="$ per million tokens", yscale="log", ylim=(None, 2 * max(of_path.values())))
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)

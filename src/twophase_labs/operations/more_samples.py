@@ -103,7 +103,7 @@ def _asked(way: str, params: SamplingParams) -> tuple[tuple[Sample, ...], ...]:
 
 
 @cache
-def beams(way: str, width: int = 4) -> tuple[Sample, ...]:
+def beams(way: str, width: int = 2) -> tuple[Sample, ...]:
     """The likeliest text that a search with `width` beams finds for every task; all beams' tokens are counted.
 
     A search has no stop strings; the token of a line's end stops it.
@@ -252,7 +252,7 @@ def _encoded(text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def step_times(nums: Sequence[int] = (1, 2, 4, 8), rounds: int = 3, num_tokens: int = 10) -> dict[int, float]:
+def step_times(nums: Sequence[int] = (1, 2, 4, 8), rounds: int = 2, num_tokens: int = 8) -> dict[int, float]:
     """Milliseconds of a decode step by the number of completions of one prompt; the least of some rounds, in turns."""
     best: dict[int, float] = {}
     for _ in range(rounds):

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from twophase_labs.kit.draw import done
+from twophase_labs.kit.draw import done, one_axes
 from twophase_labs.operations.burst import VALUES, Burst, Told
 from twophase_labs.operations.six_terms import TERMS, Timed
 from twophase_tools.colours import COLOURS, INK, LINE
@@ -42,7 +42,7 @@ def draw_cuts(events: Sequence[bytes], cuts: Sequence[int]) -> Figure:
 
 def draw_terms(timed: Sequence[Timed]) -> Figure:
     """A bar for each request, from the client's send to its first text."""
-    figure, axes = plt.subplots(figsize=(9, 0.55 * len(timed) + 1.6), facecolor="white")
+    figure, axes = one_axes(9, 0.55 * len(timed) + 1.6, "A late first token has different reasons")
     for row, one in enumerate(timed):
         left = 0.0
         for term in TERMS:
@@ -54,8 +54,6 @@ def draw_terms(timed: Sequence[Timed]) -> Figure:
     axes.set_yticks(range(len(timed)), [one.answer.ask.name for one in timed])
     axes.invert_yaxis()
     axes.set(xlabel="ms until the client reads its first text", xlim=(0, 1.15e3 * max(one.ttft_s for one in timed)))
-    axes.set_title("A late first token has different reasons", loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, loc="upper center", ncols=len(TERMS), fontsize=9)
     figure.tight_layout(rect=(0, 0, 1, 0.93))
     plt.close(figure)
@@ -66,7 +64,7 @@ def draw_buckets(
     values: Sequence[float], buckets: Sequence[tuple[float, float]], histogram_quantile: Callable[..., float]
 ) -> Figure:
     """Shares of the values: the values themselves, and what their buckets say; the median and the 90th percentile."""
-    figure, axes = plt.subplots(figsize=(8.4, 3.6), facecolor="white")
+    figure, axes = one_axes(8.4, 3.6, "A bucket does not tell where in it its values lie")
     ordered = np.sort(np.asarray(values))
     total = buckets[-1][1]
     bounds = [(bound, count) for bound, count in buckets if not math.isinf(bound)]
@@ -83,9 +81,7 @@ def draw_buckets(
                       (8, -12), textcoords="offset points", fontsize=9, color=INK)  # fmt: skip
     axes.set(xlabel="time to first token, s", ylabel="share of the requests", ylim=(0, 1.05))
     axes.set_xlim(0, 1.2 * max(float(ordered[-1]), shown[-1][0]))
-    axes.set_title("A bucket does not tell where in it its values lie", loc="left")
     axes.legend(frameon=False, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
     return done(figure)
 
 

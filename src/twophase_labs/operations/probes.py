@@ -12,7 +12,7 @@ from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_labs.decode import needle
 from twophase_tools.bench.quality_tasks import EXAMPLE, FIELDS, MAX_OBJECT_TOKENS, ORDERS, SCHEMA, parsed
 
-SHORT, LONG = 100, 1000  # tokens of hay
+SHORT, MEDIUM, LONG = 100, 400, 1000  # tokens of hay
 Q_MAX = {8: 127, 4: 7, 3: 3}
 TEMPERATURE = 0.6
 PER_ORDER = 3

@@ -81,14 +81,14 @@ class OwnPieces(AttentionBackend):
 
 
 def prompt_rate(llm: Any, num_prompt: int = 256) -> float:
-    """Tokens of a prompt that `llm` reads per second, the second time: kernels compile for the first prompt."""
+    """Tokens of a prompt that `llm` reads per second, after a shorter one, for which kernels compile."""
     params = SamplingParams(temperature=0, max_tokens=1)
 
-    def read(first: int) -> None:
-        llm.generate([{"prompt_token_ids": list(range(first, first + num_prompt))}], params, use_tqdm=False)
+    def read(first: int, num_tokens: int) -> None:
+        llm.generate([{"prompt_token_ids": list(range(first, first + num_tokens))}], params, use_tqdm=False)
 
-    read(1_000)
-    return num_prompt / seconds(lambda: read(2_000))
+    read(1_000, num_prompt // 4)
+    return num_prompt / seconds(lambda: read(2_000, num_prompt))
 
 
 def chunked_prompt_s(size: int, num_prompt: int, **pieces: Any) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from twophase_labs.kit.draw import one_axes
 from twophase_labs.scheduling.classes import RUSH_S, of_class, ttfts
 from twophase_tools.colours import COLOURS, EMPTY, INK
 from twophase_tools.load.records import RequestRecord
@@ -40,14 +41,12 @@ def draw_waits(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
 
 def draw_convoy(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
     """Time to first token of each question of the convoy, by arrival."""
-    figure, axes = plt.subplots(figsize=(9, 3.4), facecolor="white")
+    figure, axes = one_axes(9, 3.4, "Questions behind a document of 12,000 tokens")
     sizes = (9, 6, 9, 5)  # a smaller one stands on a larger one where runs agree
     for (label, (_, *questions)), (colour, marker), size in zip(runs.items(), STYLES, sizes, strict=False):
         x, y = [record.arrival_s for record in questions], [record.ttft_s or 0.0 for record in questions]
         axes.plot(x, y, marker, color=colour, markersize=size, fillstyle="none", markeredgewidth=1.4, label=label)
     axes.set(xlabel="arrival (s)", ylabel="time to first token (s)", ylim=(-0.2, None))
-    axes.set_title("Questions behind a document of 12,000 tokens", loc="left")
     axes.legend(frameon=False, fontsize=9)
-    axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
     return figure

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from twophase_labs.kit.draw import one_axes
 from twophase_tools.colours import COLOURS, LINE
 
 BLUE, ORANGE, GREEN, *_ = COLOURS
@@ -18,7 +18,7 @@ def draw_goodput(
     Args:
         labels: Of the goodput's points, such as the load in per cent of the capacity.
     """
-    figure, axes = plt.subplots(figsize=(7.5, 3.6), facecolor="white")
+    figure, axes = one_axes(7.5, 3.6, "Goodput against load")
     axes.plot(offered, offered, ":", color=LINE)
     axes.plot(offered, completed, "s--", color=ORANGE)
     axes.plot(offered, good, "o-", color=GREEN)
@@ -29,7 +29,5 @@ def draw_goodput(
         axes.annotate(text, (x, y), (2, -17), textcoords="offset points", ha="right", color=GREEN, fontsize=9)
     axes.set(xlabel="requests arriving per second", ylabel="requests per second", ylim=(0, None))
     axes.margins(x=0.14)
-    axes.set_title("Goodput against load", loc="left")
-    axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
     return figure
