@@ -14,11 +14,11 @@ import torch
 from ptx_emulator import EmulationError, emulated
 from tests.kernels import test_attention_mutants
 from tests.kernels.cases import attend, check_attention, make_case
-from tests.kernels.planting import noticed_emulated, record_there
+from tests.kernels.planting import KERNELS, noticed_emulated, noticing
 from tests.kernels.test_compiled import BF16, COMPILED_FOR, SMALL
 from tests.kernels.test_paged_decode import check_lengths
 from tests.kernels.test_paged_prefill import check_chunks
-from tests.mutation import KillTable, Mutant
+from tests.mutation import KillTable
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -101,25 +101,14 @@ def check_table_of_two_rows(module):
     check_attention(attend, module.paged_decode, case, num_splits=1)
 
 
-DECODE, RANGE = "twophase_kernels.paged_decode", "twophase_kernels.attend_range"
-ALIGNMENT_LIE = Mutant(
-    "an alignment that is a lie",
-    DECODE,
-    "q_row = q_ptr + first_token.to(tl.int64) * q_row_stride",
-    "q_row = tl.multiple_of(q_ptr + first_token.to(tl.int64) * q_row_stride, 16)",
-)
-SOURCE_MUTANTS = [
-    (ALIGNMENT_LIE, check_shifted_queries),
-    (Mutant("page ids after the table's end", RANGE, "mask=positions < end", "mask=positions < end + 64", DECODE), check_table_of_two_rows),
-    (Mutant("keys after the pool's end", RANGE, "in_range = positions < hi\n", "in_range = positions < hi + 4096\n", DECODE), check_table_of_two_rows),
-    (Mutant("queries of the padding read", DECODE, "+ offs_d[None, :], mask=mask_q, other=0.0)", "+ offs_d[None, :])"), check_table_of_two_rows),
-]  # fmt: skip
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("target", COMPILED_FOR)
-@pytest.mark.parametrize(("mutant", "check"), SOURCE_MUTANTS, ids=lambda value: getattr(value, "name", ""))
-def test_mutants_of_the_source(compiling, target, mutant, check):
-    record_there(
-        compiling, noticed_emulated, dataclasses.replace(mutant, name=f"{mutant.name} ({target})"), check, target
-    )
+MUTANTS = {
+    ("paged_decode",): [
+        ("an alignment that is a lie", "q_row = q_ptr + first_token.to(tl.int64) * q_row_stride", "q_row = tl.multiple_of(q_ptr + first_token.to(tl.int64) * q_row_stride, 16)", check_shifted_queries),
+        ("queries of the padding read", "+ offs_d[None, :], mask=mask_q, other=0.0)", "+ offs_d[None, :])", check_table_of_two_rows),
+    ],
+    ("attend_range", "paged_decode"): [
+        ("page ids after the table's end", "mask=positions < end", "mask=positions < end + 64", check_table_of_two_rows),
+        ("keys after the pool's end", "in_range = positions < hi\n", "in_range = positions < hi + 4096\n", check_table_of_two_rows),
+    ],
+}  # fmt: skip
+test_mutants_are_killed = pytest.mark.full(noticing(MUTANTS, KERNELS, noticed_emulated, "sm_80"))

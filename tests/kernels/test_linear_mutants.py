@@ -10,7 +10,7 @@ import torch
 
 from tests.kernels.cases import HERE
 from tests.kernels.linear_cases import SMALL_TILES, LinearPoint, check_fp8_linear, check_linear
-from tests.kernels.planting import mutants_of, noticed_emulated, noticing, record_there
+from tests.kernels.planting import KERNELS, noticed_emulated, noticing
 from tests.kernels.test_fp8_linear import check_tokens
 from tests.kernels.test_linear_splits import check_choice, check_order, check_sum
 from tests.kernels.test_packed_codes import check_pack
@@ -63,35 +63,19 @@ def tokens_check(module):
 
 MUTANTS = {
     ("quantized_linear",): [
-        ("row's words half as far", "(outputs * 32)[:, None]", "(outputs * 16)[:, None]", weights_check),
-        ("runs at any outputs' distance", "(run * 32).to(tl.int64)[None, :] * num_outputs", "(run * 32).to(tl.int64)[None, :]", weights_check),
         ("packed activations assumed", "(tokens * x_row_stride)[None, :]", "(tokens * num_inputs)[None, :]", weights_check),
-        ("all splits from the start", "first_step = split * steps_per_split", "first_step = 0 * split", weights_check),
         ("splits overlap", "tl.minimum(first_step + steps_per_split, num_steps)", "num_steps", weights_check),
         ("last step dropped", "num_steps = tl.cdiv(num_inputs, BLOCK_I)", "num_steps = num_inputs // BLOCK_I", weights_check),
         ("a rest never masked", "IS_EVEN=num_inputs % tiles.block_i == 0", "IS_EVEN=True", weights_check),
-        ("unsigned codes as signed", "unpack_words(words, x_ptr, BITS, minima_ptr is None, UNPACK)", "unpack_words(words, x_ptr, BITS, True, UNPACK)", weights_check),
         ("groups after the last", "group = tl.minimum(group, num_inputs // GROUP - 1)", "group = group + 0", weights_check),
-        ("scales by row", "scale_offs = group * num_outputs + outputs", "scale_offs = group + outputs", weights_check),
-        ("no scale in groups", "acc += product * tl.load(scales_ptr + scale_offs).to(tl.float32)[:, None]", "acc += product", weights_check),
-        ("no minimum", "acc += x_sum *", "acc += 0 * x_sum *", weights_check),
-        ("the first part for all", "product = tl.dot(parts[part], x", "product = tl.dot(parts[0], x", weights_check),
         ("sums of the group before", "product = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)\n", "product = acc\n", weights_check),
-        ("no scale per output", "    if GROUP == 0:\n        acc *=", "    if GROUP == 1:\n        acc *=", weights_check),
-        ("bias left out", "acc += tl.load(bias_ptr + outputs).to(tl.float32)[:, None]", "acc += 0", weights_check),
-        ("splits in one place", "rows = split.to(tl.int64) * num_tokens + offs_t", "rows = offs_t", weights_check),
         ("outputs after the last", "(offs_o < num_outputs)[:, None]", "(offs_o >= 0)[:, None]", weights_check),
-        ("first tile of outputs", "tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)", "tl.arange(0, BLOCK_O)", weights_check),
     ],
     ("packed_codes", "quantized_linear"): [
-        ("signs not spread", ")) >> (32 - BITS)", ")) >> (31 - BITS)", weights_check),
         ("unsigned parts too low", "(wide >> (BITS * part))", "(wide >> part)", weights_check),
-        ("bytes exchanged", "unpack_part(words, x_ptr, 0, 8, SIGNED), unpack_part(words, x_ptr, 1, 8, SIGNED)", "unpack_part(words, x_ptr, 1, 8, SIGNED), unpack_part(words, x_ptr, 0, 8, SIGNED)", weights_check),
     ],
     ("packed_codes",): [
-        ("parts not shifted", "(parts << shifts[:, None])", "(parts << 0)", pack_check),
         ("signs run over", "codes.to(torch.int32) & ((1 << bits) - 1)", "codes.to(torch.int32)", pack_check),
-        ("rows first", "words.transpose(0, 1).contiguous()", "words.reshape(runs, num_outputs, WORDS_PER_RUN)", pack_check),
         ("signs lost", "if is_signed else 0", "if False else 0", pack_check),
     ],
     ("linear_splits", "quantized_linear"): [
@@ -99,23 +83,15 @@ MUTANTS = {
         ("bias not in the sum", "sum_splits(partial, bias, out)", "sum_splits(partial, None, out)", groups_check),
     ],
     ("linear_splits",): [
-        ("the first split only", "partial_ptr + split * numel + offs", "partial_ptr + offs", sum_check),
         ("the other way round", "split * numel + offs", "(NUM_SPLITS - 1 - split) * numel + offs", sum_check),
-        ("bias by element", "bias_ptr + offs % num_outputs", "bias_ptr + offs // num_outputs", sum_check),
         ("results after the last", "mask = offs < numel", "mask = offs >= 0", sum_check),
         ("tiles of tokens not counted", "num_tiles = tiles_of_tokens * tiles_of_outputs", "num_tiles = tiles_of_outputs", check_choice),
         ("no limit", ", MAX_SPLITS)\n", ")\n", check_choice),
-        ("none at all", "if most else 1", "if most else 0", check_choice),
     ],
     ("fp8_linear",): [
         ("last column dropped", "mask=(first + columns < num_inputs)[None, :], other=0)", "mask=(first + columns < num_inputs - 1)[None, :], other=0)", fp8_check),
-        ("codes as integers", "return (decode_e4m3(codes).to(tl.float16),)", "return (codes.to(tl.float16),)", fp8_check),
-        ("no scale of x", "    acc *= tl.load(x_scales_ptr + tokens)[None, :]\n", "", fp8_check),
-        ("the unit of pairs", '65536.0 if FP8 == "packed" else 1.0', '65536.0 if FP8 == "packed" else 65536.0', fp8_check),
         ("last step dropped", "num_steps = tl.cdiv(num_inputs, BLOCK_I)", "num_steps = num_inputs // BLOCK_I", fp8_check),
         ("outputs after the last", "(offs_o < num_outputs)[:, None]", "(offs_o >= 0)[:, None]", fp8_check),
-        ("the scale of int8", 'row_scales(absmax_bits(x), "fp8_e4m3")', 'row_scales(absmax_bits(x), "int8")', tokens_check),
-        ("scales not written", "    tl.store(scales_ptr + rows, scale, mask=mask_rows)\n", "", tokens_check),
         ("packed rows assumed", "x_ptr + rows[:, None] * x_row_stride", "x_ptr + rows[:, None] * num_inputs", tokens_check),
         ("last row dropped", "mask_rows = rows < num_rows", "mask_rows = rows < num_rows - 1", tokens_check),
     ],
@@ -194,8 +170,4 @@ COMPILED_MUTANTS = {
     ],
 }  # fmt: skip
 
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("check", "mutant"), mutants_of(COMPILED_MUTANTS))
-def test_mutants_of_compiled_code(compiling, check, mutant):
-    record_there(compiling, noticed_emulated, replace(mutant, name=f"{mutant.name}, compiled"), check, "sm_80")
+test_mutants_of_compiled_code = noticing(COMPILED_MUTANTS, KERNELS, noticed_emulated, "sm_80")

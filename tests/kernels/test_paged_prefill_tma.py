@@ -1,15 +1,14 @@
-"""The warp-specialised prefill for Hopper, emulated: in the compiler's order and in others, and with faults planted."""
+"""The warp-specialised prefill for Hopper, emulated, in the compiler's order and in others."""
 
-import re
 from dataclasses import replace
 
 import pytest
 import torch
 
-from ptx_emulator import CompilingProcess, EmulationError, emulated
+from ptx_emulator import CompilingProcess, emulated
 from tests.kernels.aot import compile_configs
 from tests.kernels.cases import assert_attention, attention_oracle, make_case
-from tests.kernels.planting import mutants_of, noticed_emulated, record_there
+from tests.kernels.planting import KERNELS, noticed_emulated, noticing
 from tests.kernels.production import BF16, FP16, FP32, AotConfig, meta
 from twophase_kernels import paged_prefill_tma as kernels
 from twophase_tools.bench.kernel_cases import QUICK, CaseTable
@@ -94,40 +93,6 @@ def test_the_contender_of_the_benchmark(compiling):
     compiling.call(check_contender)
 
 
-# -- faults in the PTX ------------------------------------------------------------------------------------------------
-
-WAIT, GONE = r"mbarrier\.try_wait\S* complete, [^;]*;", "mov.pred complete, -1;"
-EARLY, IN_USE = (
-    "before the wait for the (?:asynchronous )?copy",
-    "written while hardware that reads it .* has not been waited for",
-)
-
-# What is left out, or replaced; which of several; what is said.
-FAULTS = {
-    "the producer does not wait": (WAIT, GONE, 2, "writes shared memory that another read"),
-    "a consumer takes queries too early": (WAIT, GONE, 6, EARLY),
-    "a consumer takes keys too early": (WAIT, GONE, 7, EARLY),
-    "the other takes values too early": (WAIT, GONE, 11, EARLY),
-    "a consumer does not give keys back": (r"\S+ mbarrier\.arrive\.shared[^;]*;", "", 1, "waits for ever"),
-    "keys are given back in the middle of a product": (r"wgmma\.wait_group\S* 0;", "", 0, IN_USE),
-}
-
-
-def with_fault(ptx, old, new, which):
-    match = list(re.finditer(old, ptx))[which]
-    return ptx[: match.start()] + new + ptx[match.end() :]
-
-
-def check_fault(old, new, which, message):
-    with pytest.raises(EmulationError, match=message), emulated("sm_90", lambda ptx: with_fault(ptx, old, new, which)):
-        check(kernels, (2, 1), 64, FP16, [400], [9])  # more pages than buffers
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_are_named(compiling, name):
-    compiling.call(check_fault, *FAULTS[name])
-
-
 # -- faults in the source ---------------------------------------------------------------------------------------------
 
 MUTANTS = {
@@ -144,8 +109,4 @@ MUTANTS = {
     ],
 }  # fmt: skip
 
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("check", "mutant"), mutants_of(MUTANTS))
-def test_mutants_are_killed(compiling, check, mutant):
-    record_there(compiling, noticed_emulated, mutant, check, "sm_90")
+test_mutants_are_killed = noticing(MUTANTS, KERNELS, noticed_emulated, "sm_90")

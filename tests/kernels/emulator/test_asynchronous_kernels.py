@@ -4,13 +4,12 @@ Each is right as it is. Faults planted in its PTX must be named: a wait, an arri
 blocks that write to one place, a read of what nobody wrote.
 """
 
-import re
-
 import numpy as np
 import pytest
 import torch
 
 from ptx_emulator import EmulationError, NotCoveredError, emulate, emulated
+from tests.kernels.planting import edited
 from twophase_kernels._triton import tl, triton
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -156,23 +155,12 @@ FAULTS = {
 }  # fmt: skip
 
 
-def planted(fault, ptx):
-    _, what, which, _ = fault
+def check_fault(specialised, what, which, message):
     old, new = what if isinstance(what, tuple) else (what, "")
-    found = list(re.finditer(old, ptx))
-    assert found, f"nothing matches {old}"
-    if which is None:  # which of a consumer's two arrivals comes first differs from one compilation to the next
-        return re.sub(old, new, ptx)
-    match = found[which]
-    return ptx[: match.start()] + match.expand(new) + ptx[match.end() :]
-
-
-def check_fault(name):
-    fault = FAULTS[name]
-    with pytest.raises(EmulationError, match=fault[-1]):
-        multiply(edit=lambda ptx: planted(fault, ptx), specialised=fault[0])
+    with pytest.raises(EmulationError, match=message):
+        multiply(edit=lambda ptx: edited(ptx, old, new, which), specialised=specialised)
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_named(compiling, name):
-    compiling.call(check_fault, name)
+    compiling.call(check_fault, *FAULTS[name])
