@@ -39,13 +39,14 @@ def layer(kind, num_tokens=5, num_outputs=20, num_inputs=256, group=32, dtype=to
     return {"x": x, "packed": packed, "scales": scales, "minima": -scales}
 
 
-SAMPLE = sample_points(70)
+@pytest.mark.parametrize("point", sample_points(1), ids=str)
+def test_each_value(point):
+    check_linear(quantized_linear, point)
 
 
-@pytest.mark.parametrize(
-    "point", [pytest.param(p, id=str(p), marks=() if i < 7 else pytest.mark.full) for i, p in enumerate(SAMPLE)]
-)
-def test_ragged(point):
+@pytest.mark.full
+@pytest.mark.parametrize("point", sample_points(2), ids=str)
+def test_every_pair_of_values(point):
     check_linear(quantized_linear, point)
 
 

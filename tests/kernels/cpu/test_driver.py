@@ -43,14 +43,14 @@ def check_grids():
     out = torch.full((2, 3, 4), -1)
     for threads in (1, 3):
         triton_on_cpu.set_num_threads(threads)
-        programs.number[(4, 3, 2)](out.fill_(-1), 4, 3)
+        programs.number[(4, 3, 2)](out.fill_(-1))
         assert torch.equal(out.flatten(), torch.arange(24))
     for grid in ((0,), (3, 0), (3, 2, 0)):
-        programs.number[grid](out.fill_(-1), 4, 3)
+        programs.number[grid](out.fill_(-1))
     assert (out == -1).all()
     for grid in ((2**31,), (2**16, 2**15, 2), (-1,), (-2, -3), (0, -1)):
         with pytest.raises(ValueError, match=r"number: the grid \(.*\) must have 0 to 2147483647 programs"):
-            programs.number[grid](out, 4, 3)
+            programs.number[grid](out)
     with pytest.raises(
         ValueError, match=r"number: the grid \(2\.0, 1, 1\) must be of integers: triton\.cdiv\(n, BLOCK\)"
     ):

@@ -3,13 +3,13 @@
 An expression is compiled as a kernel has it, and evaluated with numpy's or torch's functions in place of `tl`'s.
 """
 
-import ctypes
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from tests.kernels.cpu import programs
 from tests.kernels.cpu import small_kernels as kernels
 from tests.kernels.cpu.harness import run, ttir_of
 from tests.kernels.cpu.small_kernels import table
@@ -286,17 +286,10 @@ def test_constants():
     assert half.item() == torch.tensor(0.1).half().item()
 
 
-def test_scalar_arguments():
-    out = torch.zeros(7, dtype=torch.int64)
-    narrow = ctypes.c_int8(-5), ctypes.c_int16(-300)
-    run(kernels.scalars, out, *narrow, 2**31 - 7, ctypes.c_int64(-(2**40)), 1.5, True)
-    assert out.tolist() == [-5, -300, 2**31 - 7, -(2**40), 3, 1, (2**31 - 7 + 6) // 7]
-
-
 def test_program_ids_run_over_the_grid_x_first():
     out = torch.full((24,), -1, dtype=torch.int32)
-    run(kernels.grid_ids, out, grid=(2, 3, 4), programs_per_call=5)
-    assert out.tolist() == [x + 10 * y + 100 * z + 4000 for z in range(4) for y in range(3) for x in range(2)]
+    run(programs.number, out, grid=(2, 3, 4), programs_per_call=5)
+    assert out.tolist() == list(range(24))
 
 
 def test_what_is_not_supported_is_refused_with_its_line_and_advice():
