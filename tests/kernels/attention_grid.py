@@ -1,4 +1,4 @@
-"""The grid that both attention kernels are tested on: points with every two of its values, or every three."""
+"""The grid that both attention kernels are tested on: points with each of its values, and with every three."""
 
 from dataclasses import dataclass
 
@@ -52,12 +52,12 @@ class GridPoint:
 AXES = (DTYPES, KV_FORMATS, HEAD_DIMS, HEADS, PAGES, WINDOWS, SPLITS)
 
 
-# Each point is a kernel to compile: where there is no GPU, every three values take too long for `make test`.
+# Each point is a kernel to compile: where there is no GPU, those with every three values take too long for `make test`.
 three_values = pytest.mark.full if HERE == "cpu" else pytest.mark.gpu
 
 
 def grid_points(kernel: str, strength: int) -> list[GridPoint]:
-    """Points that have every two, or three, values between them (tested). 'decode' and 'few' share theirs, as two values
+    """Points that have each value, or every two or three, between them. 'decode' and 'few' share theirs, as two values
     of one more axis; 'prefill' has no splits."""
     if kernel == "prefill":
         return [GridPoint(*others, *window, 1) for *others, window in covering(AXES[:-1], strength)]

@@ -50,7 +50,7 @@ def test_every_pair_of_values(point):
     check_linear(quantized_linear, point)
 
 
-@pytest.mark.parametrize(("num_splits", "group"), selected((1, 2, 3, 4, 5, 9, 16), (32, 0), strength=1))
+@pytest.mark.parametrize(("num_splits", "group"), selected((1, 2, 3, 4, 5, 9, 16), (32, 0)))
 def test_splits(num_splits, group):
     """Also more splits than steps: those without columns give zeros."""
     check_linear(quantized_linear, LinearPoint(5, 40, 1120, group, group == 32, num_splits=num_splits, has_bias=True))
@@ -110,7 +110,7 @@ def test_writes_where_it_is_told(kind):
     assert kept[0].isnan().tolist() == [False] * (2 * 5 * 20) + [True] * 3, "the workspace is used as a whole"
 
 
-@pytest.mark.parametrize(("group", "dtype"), selected((32, 64, 128, 0), DTYPES, strength=1))
+@pytest.mark.parametrize(("group", "dtype"), selected((32, 64, 128, 0), DTYPES))
 def test_scales_of_the_same_dtype(group, dtype):
     """They are read as they are, and count as the fp32 numbers of their values."""
     kind = "int4" if group else "int8"

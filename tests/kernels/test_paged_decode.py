@@ -58,8 +58,8 @@ def points(strength):
     )
 
 
-@points(2)
-def test_every_pair_of_values(name, point):
+@points(1)
+def test_each_value(name, point):
     CHECKS[name](point)
 
 

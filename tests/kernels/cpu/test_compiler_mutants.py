@@ -40,9 +40,9 @@ MUTANTS = {
         ("pieces of an address lost", "    if outer:\n", "    if outer and not inner:\n", memory.test_moves, "gathered rows", False),
     ],
     "elements": [
-        ("unsigned division is signed", 'number = kind.unsigned if name.endswith("ui") else kind.value', "number = kind.value", elements.test_division_truncates, "u32"),
-        ("shifts wrap around", '({by} & {kind.bits - 1})) : 0)"', '({by} & {kind.bits - 1})) : {x[0]})"', elements.test_shifts_by_any_number, "i32"),
-        ("far shr gives 0", ": {kind.bits - 1}))\"", ": 0))\"", elements.test_shifts_by_any_number, "i8"),
+        ("unsigned division is signed", 'number = kind.unsigned if name.endswith("ui") else kind.value', "number = kind.value", elements.test_integers, "u32"),
+        ("shifts wrap around", '({by} & {kind.bits - 1})) : 0)"', '({by} & {kind.bits - 1})) : {x[0]})"', elements.test_integers, "i32"),
+        ("far shr gives 0", ": {kind.bits - 1}))\"", ": 0))\"", elements.test_integers, "i8"),
         ("comparisons are signed", "cast = f\"({kind.value if predicate.startswith('s') else kind.unsigned})\"", 'cast = ""', elements.test_comparisons, "u32"),
         ("unordered is ordered", '"une": "{a} != {b}"', '"une": "({a} < {b}) | ({a} > {b})"', elements.test_comparisons, "f32"),
         ("truth values are not made 0 or 1", "return f\"({self.load}({text}))\" if self.load else text", "return text", memory.test_masked_copy, memory.BF16, False),
