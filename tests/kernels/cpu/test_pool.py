@@ -19,6 +19,11 @@ def kernel(tmp_path_factory):
     return built(tmp_path_factory.mktemp("kernel") / "kernel.so", pool_checks.KERNEL)
 
 
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    return built(tmp_path_factory.mktemp("pool") / "pool.so", POOL.read_text())
+
+
 def built(path, source):
     path.write_bytes(compile_c(source))
     return path
@@ -35,8 +40,8 @@ def run_checks(pool, kernel, *names, timeout_s=TIMEOUT_S):
 
 
 @pytest.mark.parametrize("name", pool_checks.CHECKS)
-def test_pool(name, kernel, tmp_path):
-    assert run_checks(built(tmp_path / "pool.so", POOL.read_text()), kernel, name) is None
+def test_pool(name, kernel, pool):
+    assert run_checks(pool, kernel, name) is None
 
 
 MUTANTS = [

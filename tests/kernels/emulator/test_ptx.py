@@ -3,21 +3,20 @@
 import pytest
 
 from ptx_emulator import ptx
-from tests.kernels.emulator.programs import checks_of, each_of, text_of
+from tests.kernels.emulator.programs import text_of
 
 
-def parsed(lines, module=ptx):
-    return module.parse(text_of(lines)).instructions
+def parsed(lines):
+    return ptx.parse(text_of(lines)).instructions
 
 
-def check_operands(module):
-    register, literal, address = module.Register, module.Literal, module.Address
+def test_operands():
+    register, literal, address = ptx.Register, ptx.Literal, ptx.Address
     move, load, negative, wide = parsed(
         """mov.b32 %r4, 0fBF800000;
         ld.global.b32 %r1, [%rd1 + 16];
         ld.shared.b32 %r5, [global_smem+-4];
-        mov.u64 %rd3, 0x10U;""",
-        module,
+        mov.u64 %rd3, 0x10U;"""
     )[:-1]
     assert move.operands[1] == literal(0xBF800000)
     assert load.operands[1] == address(register("%rd1"), 16)
@@ -25,32 +24,28 @@ def check_operands(module):
     assert wide.operands[1] == literal(16)
 
 
-def check_source_lines(module):
+def test_source_lines():
     """The comment names the file; a .loc without one names nothing."""
     first, second, third, _ = parsed(
-        ".loc 1 146 21 // attend_range.py:146:21\nmov.b32 %r1, 1;\nmov.b32 %r2, 2;\n.loc 2 3 4\nmov.b32 %r3, 3;", module
+        ".loc 1 146 21 // attend_range.py:146:21\nmov.b32 %r1, 1;\nmov.b32 %r2, 2;\n.loc 2 3 4\nmov.b32 %r3, 3;"
     )
     assert (first.source, second.source, third.source) == ("attend_range.py:146", "attend_range.py:146", "")
 
 
-def check_comments_and_long_statements(module):
-    (move, _) = parsed("// begin inline asm; not code\nmov.b32 // a comment\n  %r1,\n  %r2; // %r3;", module)
+def test_comments_and_long_statements():
+    (move, _) = parsed("// begin inline asm; not code\nmov.b32 // a comment\n  %r1,\n  %r2; // %r3;")
     assert move.text == "mov.b32 %r1, %r2"
 
 
-def check_scopes(module):
+def test_scopes():
     """Registers that inline assembly declares between braces are its own; those of outside are seen."""
-    program = module.parse(
+    program = ptx.parse(
         text_of("{\n.reg .b32 a, b;\nmov.b32 a, %r1;\n}\n{\n.reg .b16 a;\nmov.b16 a, 1;\nmov.b32 %r2, %r1;\n}")
     )
     first, second, third, _ = program.instructions
     assert first.operands[0] != second.operands[0]
     assert (first.operands[0].bits, second.operands[0].bits) == (32, 16)
-    assert third.operands == (module.Register("%r2"), module.Register("%r1"))
-
-
-CHECKS = checks_of(globals())
-test_parser = each_of(CHECKS, ptx)
+    assert third.operands == (ptx.Register("%r2"), ptx.Register("%r1"))
 
 
 def test_refuses_what_is_no_kernel():
