@@ -83,9 +83,6 @@ MUTANTS = {
     ("paged_prefill_tma",): [
         ("a later key", "offs_n[None, :] <= (row_positions", "offs_n[None, :] - 1 <= (row_positions", check),
         ("zeros before a page", " & (offs_n >= ahead)[None, :]", "", check),
-        ("keys of one head", "k_map.load([page, kv_head,", "k_map.load([page, 0,", check),
-        ("values from the page's start", "v_map.load([page, kv_head, -ahead,", "v_map.load([page, kv_head, 0,", check),
-        ("no cached tokens", "row_positions = seq_len - chunk_len + tokens", "row_positions = tokens", check),
         ("old sums as they were", "acc * rescale[:, None])", "acc)", check),
         ("heads of padding", " & (heads < G)", "", check),
         ("a short search", "tl.static_range(STEPS)", "tl.static_range(STEPS - 9)", check),
