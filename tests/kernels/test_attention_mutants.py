@@ -84,6 +84,12 @@ def check_padded_head_dim(module):
     check_attention(attend, module.paged_decode, case, num_splits=1, tiles=TILES)
 
 
+def check_table_of_two_rows(module):
+    """The last sequence's table ends where its storage does."""
+    case = make_case([16 * 16, 255], heads=(2, 1), device=HERE)
+    check_attention(attend, module.paged_decode, case, num_splits=1)
+
+
 WINDOW = {"window": 9, "num_sinks": 3}
 
 
@@ -91,6 +97,8 @@ WINDOW = {"window": 9, "num_sinks": 3}
 MUTANTS = {
     ("attend_range", "paged_decode"): [
         ("page ids of this tile again", "positions + BLOCK_N, hi, PAGE)", "positions, hi, PAGE)", check_decode),
+        ("page ids after the table's end", "mask=positions < end", "mask=positions < end + 64", check_table_of_two_rows),
+        ("keys after the pool's end", "in_range = positions < hi\n", "in_range = positions < hi + 4096\n", check_table_of_two_rows),
         ("one key past the end", "in_range = positions < hi", "in_range = positions <= hi", check_decode),
         ("no rescaling of the output", "acc[0] * rescale[:, None]", "acc[0]", options(check_decode, seq_lens=[90, 33])),
         ("empty row is 0 / 0", "tl.where(state.row_sum == 0, 1.0, state.row_sum)", "state.row_sum", options(check_decode, seq_lens=[0, 5])),
@@ -110,6 +118,7 @@ MUTANTS = {
         ("sinks in the window's tiles dropped", "in_window | (positions < NUM_SINKS)[None, :]", "in_window", options(check_prefill, **WINDOW)),
     ],
     ("paged_decode",): [
+        ("queries of the padding read", "+ offs_d[None, :], mask=mask_q, other=0.0)", "+ offs_d[None, :])", check_table_of_two_rows),
         ("last token dropped", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens)", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens - 1)", check_decode),
         ("queries of a contiguous tensor assumed", "first_token.to(tl.int64) * q_row_stride", "first_token.to(tl.int64) * (H * D)", check_strided),
         ("splits overlap", "split_lo = lo + split * split_len", "split_lo = lo + split * (split_len - 1)", options(check_decode, seq_lens=[90, 33], num_splits=3)),
