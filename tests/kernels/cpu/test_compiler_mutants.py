@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.cpu import test_control as control
 from tests.kernels.cpu import test_elements as elements
 from tests.kernels.cpu import test_memory as memory
 from tests.kernels.cpu import test_products as products
@@ -26,9 +25,9 @@ MUTANTS = {
         ("dimensions of two are no loops", "if size > 1 and d != inner]", "if size > 2 and d != inner]", products.test_product, (2, 16, 16), False),
     ],
     "plan": [
-        ("loads wait behind stores", "if any(other.name in EFFECTS or", "if any(", memory.test_moves, "read before a store, used after it", False),
-        ("shifted in place", "if a.op.operands[1:] != b.op.operands[1:] or", "if", memory.test_one_tensor_for_two_arguments, False),
-        ("two arguments never meet", "root.name == \"tt.store\" and self._have_same_places(op.operands[0], root.operands[0])", "root.name == \"tt.store\"", memory.test_one_tensor_for_two_arguments, False),
+        ("loads wait behind stores", "if any(other.name in EFFECTS or", "if any(", memory.test_cases, "read before a store, used after it", False),
+        ("shifted in place", "if a.op.operands[1:] != b.op.operands[1:] or", "if", memory.test_cases, "one tensor for two arguments", False),
+        ("two arguments never meet", "root.name == \"tt.store\" and self._have_same_places(op.operands[0], root.operands[0])", "root.name == \"tt.store\"", memory.test_one_tile_for_two_arguments, False),
         ("checked loads wait", "if self.checked or len(roots) != 1 or grows:", "if len(roots) != 1 or grows:", memory.test_faults, "what is not used"),
         ("starts of loops unknown", "self.starts[argument] = self.starts[result] = initial", "pass", memory.test_faults, "pointers that a loop moves"),
     ],
@@ -37,7 +36,7 @@ MUTANTS = {
     ],
     "addresses": [
         ("one loop's step is another's", "nest.variables[nest.factored - 1 :]}", "nest.variables[nest.depth - 1 :]}", products.test_what_is_not_copied, memory.BF16, 2, "of_pairs"),
-        ("pieces of an address lost", "    if outer:\n", "    if outer and not inner:\n", memory.test_moves, "gathered rows", False),
+        ("pieces of an address lost", "    if outer:\n", "    if outer and not inner:\n", memory.test_cases, "gathered rows", False),
     ],
     "elements": [
         ("unsigned division is signed", 'number = kind.unsigned if name.endswith("ui") else kind.value', "number = kind.value", elements.test_integers, "u32"),
@@ -53,7 +52,7 @@ MUTANTS = {
     ],
     "memory": [
         ("less is less or equal", "' + 1' if predicate in ('sle', 'sgt') else ''", "' + 1' if predicate in ('slt', 'sgt') else ''", memory.test_every_way_to_write_a_bound, 5, False),
-        ("bounds too wide always hold", "number >= nest.size if is_high else number <= 0", "number >= nest.size - 1 if is_high else number <= 0", memory.test_moves, "known bounds", False),
+        ("bounds too wide always hold", "number >= nest.size if is_high else number <= 0", "number >= nest.size - 1 if is_high else number <= 0", memory.test_cases, "known bounds", False),
         ("other is left out below", "            if mask.lows or kernel.checked or low != \"0\":", "            if low != \"0\":", memory.test_masked_copy, memory.FP32, True),
         ("each element's condition lost", "address, mask.elements, by_row=True)", "address, [], by_row=True)", memory.test_every_way_to_write_a_bound, 5, False),
         ("elements' conditions hold already", "            found.elements.append(kernel.element(nest, value, at))\n            continue\n", "            found.elements.append(kernel.element(nest, value, at))\n", memory.test_masks_of_the_places_that_are_written),
@@ -85,12 +84,12 @@ MUTANTS = {
         ("the first element twice", 'nest.add(f"if ({counter} == 0) {{ {first} }} else {{ {later} }}")', 'nest.add(f"if ({counter} == 0) {{ {first} }} {later}")', reductions.test_scans, torch.int32),
     ],
     "control": [
-        ("one value after the other", "            if not is_first and len(pairs) > 1:", "            if False:", control.test_scalars_change_places, 1),
-        ("arrays are overwritten early", "if is_first or _may_overwrite(kernel, target, value, pairs):", "if True:", control.test_carried_tensors_change_places, 7, False),
-        ("neighbours are overwritten", "keeps = value.op.name not in SHAPES", "keeps = value.op.name not in ()", control.test_a_carried_tensor_that_is_arranged_anew),
-        ("counters of 32 bits", 'f"for (int64_t {i} =', 'f"for (int32_t {i} =', control.test_counters, control.LIMIT - 10, control.LIMIT, 7),
+        ("one value after the other", "            if not is_first and len(pairs) > 1:", "            if False:", memory.test_cases, "scalars change places", False),
+        ("arrays are overwritten early", "if is_first or _may_overwrite(kernel, target, value, pairs):", "if True:", memory.test_cases, "carried tensors change places 7 times", False),
+        ("neighbours are overwritten", "keeps = value.op.name not in SHAPES", "keeps = value.op.name not in ()", memory.test_cases, "arranged anew at each turn", False),
+        ("counters of 32 bits", 'f"for (int64_t {i} =', 'f"for (int32_t {i} =', memory.test_counters, memory.LIMIT - 10, memory.LIMIT, 7),
         ("no poll in loops", "    if kernel.checked:\n        kernel.out.append", "    if False:\n        kernel.out.append", memory.test_an_endless_loop_ends_when_it_is_told),
-        ("steps of a moving tensor", 'if step.op.name == "tt.splat" or is_number:', "if True:", control.test_a_tensor_that_moves_by_a_tensor),
+        ("steps of a moving tensor", 'if step.op.name == "tt.splat" or is_number:', "if True:", memory.test_cases, "moved by a tensor", False),
     ],
     "generate": [
         ("planes forgotten", "p / l->grid[0] / l->grid[1]}}", "p / l->grid[0] % l->grid[1]}}", elements.test_program_ids_run_over_the_grid_x_first),
@@ -126,8 +125,8 @@ MUTANTS = {
         ("the row's end is not looked at", "is_inside(l, argument, (uint64_t)(p) + ((int64_t)(high) - 1) * (step) * (bytes), bytes)) ||", "1) ||", memory.test_a_read_too_far, memory.FP32),
         ("the last wrong element", "for (int i = 0; i < count; i++, p += step)", "for (int i = 0; i < 1; i++, p += (count - 1) * step)", memory.test_a_write_too_far_is_not_made),
         ("faults do not stop", "  *l->stop = 1;\n", "", memory.test_the_first_fault_ends_the_launch),
-        ("atomics read and write", "} while (!__atomic_compare_exchange_n((U*)p, &was, next, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)); \\", "*(U*)p = next + 1; } while (0); \\", memory.test_atomics, False),
-        ("atomic maximum is unsigned", "ATOMIC(max_##N, T, U, (T), (U), old > v ? old : v)", "ATOMIC(max_##N, T, U, (T), (U), (U)old > (U)v ? old : v)", memory.test_atomics, False),
+        ("atomics read and write", "} while (!__atomic_compare_exchange_n((U*)p, &was, next, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)); \\", "*(U*)p = next + 1; } while (0); \\", memory.test_cases, "atomics", False),
+        ("atomic maximum is unsigned", "ATOMIC(max_##N, T, U, (T), (U), old > v ? old : v)", "ATOMIC(max_##N, T, U, (T), (U), (U)old > (U)v ? old : v)", memory.test_cases, "atomics", False),
     ],
 }  # fmt: skip
 ROWS = [(module, *row) for module, rows in MUTANTS.items() for row in rows]
