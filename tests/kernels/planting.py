@@ -17,9 +17,10 @@ Check = Callable[[ModuleType], None]
 Table = dict[tuple[str, ...], list[tuple[str, str, str, Check]]]
 
 
-def mutants_of(table: Table, package: str = KERNELS) -> list[Any]:
-    """(check, mutant), as parameters of a test."""
-    return [
+def noticing(table: Table, package: str = KERNELS, there: Callable[..., str | None] | None = None, *given: Any) -> Any:
+    """A test that each mutant of the table is noticed: here, or in the process that compiles (see `record_there`)."""
+
+    mutants = [
         pytest.param(
             check,
             Mutant(name, f"{package}.{module}", old, new, *(f"{package}.{each}" for each in through)),
@@ -29,12 +30,8 @@ def mutants_of(table: Table, package: str = KERNELS) -> list[Any]:
         for name, old, new, check in rows
     ]
 
-
-def noticing(table: Table, package: str = KERNELS, there: Callable[..., str | None] | None = None, *given: Any) -> Any:
-    """A test that each mutant of the table is noticed: here, or in the process that compiles (see `record_there`)."""
-
     @pytest.mark.mutants
-    @pytest.mark.parametrize(("check", "mutant"), mutants_of(table, package))
+    @pytest.mark.parametrize(("check", "mutant"), mutants)
     def test(request: pytest.FixtureRequest, check: Check, mutant: Mutant) -> None:
         if there is None:
             KillTable.record(mutant, check)
