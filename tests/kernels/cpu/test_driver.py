@@ -54,7 +54,7 @@ def check_grids():
     with pytest.raises(
         ValueError, match=r"number: the grid \(2\.0, 1, 1\) must be of integers: triton\.cdiv\(n, BLOCK\)"
     ):
-        programs.number[(10 / 5,)](out, 4, 3)
+        programs.number[(10 / 5,)](out)
     assert (out == -1).all()
 
 
