@@ -62,7 +62,11 @@ def grid_points(kernel: str, strength: int) -> list[GridPoint]:
     if kernel == "prefill":
         return [GridPoint(*others, *window, 1) for *others, window in covering(AXES[:-1], strength)]
     points = covering((*AXES, ("decode", "few")), strength)
-    return [GridPoint(*others, *window, splits) for *others, window, splits, name in points if name == kernel]
+    return [
+        GridPoint(*others, *window, splits)
+        for *others, window, splits, name in points
+        if name == kernel or strength == 1
+    ]
 
 
 def typical_points() -> list[GridPoint]:

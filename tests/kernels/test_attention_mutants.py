@@ -118,7 +118,7 @@ MUTANTS = {
         ("sinks in the window's tiles dropped", "in_window | (positions < NUM_SINKS)[None, :]", "in_window", options(check_prefill, **WINDOW)),
     ],
     ("paged_decode",): [
-        ("queries of the padding read", "+ offs_d[None, :], mask=mask_q, other=0.0)", "+ offs_d[None, :])", check_table_of_two_rows),
+        ("queries of the padding read", "+ offs_d[None, :], mask=mask_q, other=0.0)", "+ offs_d[None, :])", check_decode),
         ("last token dropped", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens)", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens - 1)", check_decode),
         ("queries of a contiguous tensor assumed", "first_token.to(tl.int64) * q_row_stride", "first_token.to(tl.int64) * (H * D)", check_strided),
         ("splits overlap", "split_lo = lo + split * split_len", "split_lo = lo + split * (split_len - 1)", options(check_decode, seq_lens=[90, 33], num_splits=3)),
