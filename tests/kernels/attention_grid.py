@@ -57,8 +57,8 @@ three_values = pytest.mark.full if HERE == "cpu" else pytest.mark.gpu
 
 
 def grid_points(kernel: str, strength: int) -> list[GridPoint]:
-    """Points that have each value, or every two or three, between them. 'decode' and 'few' share theirs, as two values
-    of one more axis; 'prefill' has no splits."""
+    """Points that have each value, or every two or three, between them. 'decode' and 'few' share those of two and three,
+    as two values of one more axis; 'prefill' has no splits."""
     if kernel == "prefill":
         return [GridPoint(*others, *window, 1) for *others, window in covering(AXES[:-1], strength)]
     points = covering((*AXES, ("decode", "few")), strength)
