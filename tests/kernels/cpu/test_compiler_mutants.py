@@ -27,7 +27,7 @@ MUTANTS = {
     "plan": [
         ("loads wait behind stores", "if any(other.name in EFFECTS or", "if any(", memory.test_cases, "read before a store, used after it", False),
         ("shifted in place", "if a.op.operands[1:] != b.op.operands[1:] or", "if", memory.test_cases, "one tensor for two arguments", False),
-        ("two arguments never meet", "root.name == \"tt.store\" and self._have_same_places(op.operands[0], root.operands[0])", "root.name == \"tt.store\"", memory.test_one_tile_for_two_arguments, False),
+        ("two arguments never meet", "root.name == \"tt.store\" and self._have_same_places(op.operands[0], root.operands[0])", "root.name == \"tt.store\"", memory.test_cases, "one tensor for two arguments", False),
         ("checked loads wait", "if self.checked or len(roots) != 1 or grows:", "if len(roots) != 1 or grows:", memory.test_faults, "what is not used"),
         ("starts of loops unknown", "self.starts[argument] = self.starts[result] = initial", "pass", memory.test_faults, "pointers that a loop moves"),
     ],
