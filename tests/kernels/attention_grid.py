@@ -1,9 +1,6 @@
-"""The grid that both attention kernels are tested on, and points with every pair of its values for every run."""
+"""The grid that both attention kernels are tested on: points with each of its values, and with every three."""
 
-import itertools
-import os
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -55,40 +52,21 @@ class GridPoint:
 AXES = (DTYPES, KV_FORMATS, HEAD_DIMS, HEADS, PAGES, WINDOWS, SPLITS)
 
 
-def whole_grid() -> list[GridPoint]:
-    """Every combination of dtype, K/V format, head size, heads and page; windows and splits take turns."""
-    turns = itertools.cycle(itertools.product(WINDOWS, SPLITS))
-    axes = itertools.product(DTYPES, KV_FORMATS, HEAD_DIMS, HEADS, PAGES)
-    return [GridPoint(*point, *window, splits) for point, (window, splits) in zip(axes, turns, strict=False)]
-
-
-# Each point is a kernel to compile. Where there is a GPU, tests are run rarely, and all points; elsewhere a selection, or
-# with this variable all of them, which takes two cores twelve minutes: `WHOLE_GRID=1 pytest --full -k whole_grid -n 2 tests/kernels`.
-of_the_whole_grid = pytest.mark.full if HERE == "cpu" else pytest.mark.gpu
-SELECTED = HERE == "cpu" and not os.environ.get("WHOLE_GRID")
-
-
-def grid_slices(*kernels: str) -> list[Any]:
-    """(kernel, points) in portions that make good test names: one for each dtype, K/V format and head size."""
-    slices = []
-    for kernel in kernels:
-        points = sorted(grid_points(kernel, 3), key=_portion) if SELECTED else whole_grid()
-        for name, own in itertools.groupby(points, key=_portion):
-            slices.append(pytest.param(kernel, list(own), id=f"{kernel}-{name}"))
-    return slices
-
-
-def _portion(point: GridPoint) -> str:
-    return f"{str(point.dtype).removeprefix('torch.')}-{point.kv_format}-{point.head_dim}"
+# Each point is a kernel to compile: where there is no GPU, those with every three values take too long for `make test`.
+three_values = pytest.mark.full if HERE == "cpu" else pytest.mark.gpu
 
 
 def grid_points(kernel: str, strength: int) -> list[GridPoint]:
-    """Points that have every two, or three, values between them (tested). 'decode' and 'few' share theirs, as two values
-    of one more axis; 'prefill' has no splits."""
+    """Points that have each value, or every two or three, between them. 'decode' and 'few' share those of two and three,
+    as two values of one more axis; 'prefill' has no splits."""
     if kernel == "prefill":
         return [GridPoint(*others, *window, 1) for *others, window in covering(AXES[:-1], strength)]
     points = covering((*AXES, ("decode", "few")), strength)
-    return [GridPoint(*others, *window, splits) for *others, window, splits, name in points if name == kernel]
+    return [
+        GridPoint(*others, *window, splits)
+        for *others, window, splits, name in points
+        if name == kernel or strength == 1
+    ]
 
 
 def typical_points() -> list[GridPoint]:

@@ -41,7 +41,7 @@ def covering(axes: Axes, strength: int) -> tuple[tuple[Any, ...], ...]:
     return tuple(found)
 
 
-def selected(*axes: tuple[Any, ...], strength: int = 2) -> list[Any]:
+def selected(*axes: tuple[Any, ...], strength: int = 1) -> list[Any]:
     """Every combination, as parameters of a test. Off a GPU only the `covering` ones run by default: each is compiled."""
     chosen = covering(axes, strength)
     return [

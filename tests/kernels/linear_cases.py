@@ -4,9 +4,7 @@ Kernels multiply exact codes and sum in fp32; the result alone is rounded. So th
 of the sum of magnitudes |w| |x|, and one of the result, for any dtype.
 """
 
-import itertools
 import math
-import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.cases import DTYPES, HERE, generator
+from tests.kernels.covering import covering
 from tests.kernels.elementwise import assert_rounded_once, kept_workspace, poisoned_memory
 from twophase_kernels.fp8_linear import E4M3
 from twophase_kernels.linear_splits import LinearTiles
@@ -55,23 +54,14 @@ class LinearPoint:
         return f"{weight}-{dtype}-{shape}-s{self.num_splits}{'-bias' if self.has_bias else ''}{tiles}"
 
 
-def sample_points(count: int, seed: int = 0) -> list[LinearPoint]:
-    """Ragged layers, each way of storing weights in turn; most dimensions leave a rest of a tile."""
-    rng = random.Random(seed)
-    weights = [(32, True), (64, False), (128, True), (0, False), (32, False), (64, True), (128, False)]
+def sample_points(strength: int) -> list[LinearPoint]:
+    """Ragged layers with every value, or every two; most dimensions leave a rest of a tile."""
+    tokens, outputs, inputs = (1, 2, 7, 8, 9, 16, 33, 70), (1, 3, 31, 32, 65, 100), (1, 96, 161, 417, 896)
+    weights = (32, True), (64, False), (128, True), (0, False), (32, False), (64, True), (128, False)
+    axes = tokens, outputs, inputs, weights, DTYPES, (1, 2, 3, 5), (True, False), (None, SMALL_TILES)
     return [
-        LinearPoint(
-            num_tokens=rng.choice((1, 2, 7, 8, 9, 16, 33, 70)),
-            num_outputs=rng.choice((1, 3, 31, 32, 65, 100)),
-            num_inputs=(group or 1) * rng.randint(1, 900 // (group or 1)),
-            group=group,
-            has_minima=has_minima,
-            dtype=rng.choice(DTYPES),
-            num_splits=rng.choice((1, 1, 2, 3, 5)),
-            has_bias=rng.random() < 0.5,
-            tiles=rng.choice((None, SMALL_TILES)),
-        )
-        for group, has_minima in itertools.islice(itertools.cycle(weights), count)
+        LinearPoint(num_tokens, num_outputs, -(-columns // (group or 1)) * (group or 1), group, has_minima, *others)
+        for num_tokens, num_outputs, columns, (group, has_minima), *others in covering(axes, strength)
     ]
 
 

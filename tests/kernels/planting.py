@@ -1,6 +1,7 @@
 """Tables of planted bugs, and how one is tried where it may take down its process."""
 
 import importlib
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -16,9 +17,10 @@ Check = Callable[[ModuleType], None]
 Table = dict[tuple[str, ...], list[tuple[str, str, str, Check]]]
 
 
-def mutants_of(table: Table, package: str = KERNELS) -> list[Any]:
-    """(check, mutant), as parameters of a test."""
-    return [
+def noticing(table: Table, package: str = KERNELS, there: Callable[..., str | None] | None = None, *given: Any) -> Any:
+    """A test that each mutant of the table is noticed: here, or in the process that compiles (see `record_there`)."""
+
+    mutants = [
         pytest.param(
             check,
             Mutant(name, f"{package}.{module}", old, new, *(f"{package}.{each}" for each in through)),
@@ -28,25 +30,32 @@ def mutants_of(table: Table, package: str = KERNELS) -> list[Any]:
         for name, old, new, check in rows
     ]
 
-
-def noticing(table: Table, package: str = KERNELS) -> Callable[..., None]:
-    """A test that each mutant of the table is noticed."""
-
     @pytest.mark.mutants
-    @pytest.mark.parametrize(("check", "mutant"), mutants_of(table, package))
-    def test(check: Check, mutant: Mutant) -> None:
-        KillTable.record(mutant, check)
+    @pytest.mark.parametrize(("check", "mutant"), mutants)
+    def test(request: pytest.FixtureRequest, check: Check, mutant: Mutant) -> None:
+        if there is None:
+            KillTable.record(mutant, check)
+        else:
+            record_there(request.getfixturevalue("compiling"), there, mutant, check, *given)
 
     return test
 
 
-def record_there(compiling: Any, noticed: Callable[..., str | None], mutant: Mutant, *args: Any) -> None:
-    """As KillTable.record, in the process that compiles: `noticed(mutant, *args)` says how it was noticed, if it was."""
+def edited(ptx: str, old: str, new: str = "", which: int | None = 0) -> str:
+    """PTX in which a match of `old` is replaced: one of several, or (None) each."""
+    found = list(re.finditer(old, ptx))
+    for match in reversed(found if which is None else [found[which]]):
+        ptx = ptx[: match.start()] + match.expand(new) + ptx[match.end() :]
+    return ptx
+
+
+def record_there(compiling: Any, there: Callable[..., str | None], mutant: Mutant, *args: Any) -> None:
+    """As KillTable.record, in the process that compiles: `there(mutant, *args)` says how it was noticed, if it was."""
     mutant.source()
     if KillTable.only_planted:
         return
     try:
-        how = compiling.call(noticed, mutant, *args)
+        how = compiling.call(there, mutant, *args)
     except RuntimeError as crashed:  # a wrong address, say
         how = str(crashed)
     KillTable.rows.append((mutant.module, mutant.name, how))

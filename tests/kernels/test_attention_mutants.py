@@ -1,6 +1,7 @@
 """Planted bugs in the attention kernels, each of which a small peaky case must notice."""
 
 import functools
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -28,61 +29,40 @@ pytestmark = pytest.mark.skipif(HERE == "cuda", reason="a mutant that reads astr
 TILES, LONG_TILES = (Tiles(16, block_n, num_warps=4, num_stages=1) for block_n in (32, 256))
 
 
-def check_guarded(how, function, case, num_idle=0, **options):
+def check_case(module, seq_lens, query_lens=None, kv_format="none", dtype=torch.float32, num_idle=0, **given):
     """q and out lie inside larger buffers; rows around them, and `num_idle` of theirs that are of no sequence, must stay."""
+    case = make_case(seq_lens, query_lens, heads=(6, 2), kv_format=kv_format, dtype=dtype, device=HERE)
     num_tokens, guard = len(case.q), case.q.new_full((64, *case.q.shape[1:]), 7.0)
-    idle = case.q.new_full((num_idle, *case.q.shape[1:]), 7.0)
-    queries = torch.cat([guard, case.q, idle, guard])
+    queries = torch.cat([guard, case.q, guard[:num_idle], guard])
     results = torch.full_like(queries, 7.0)
-    options = {"q": queries[64:-64], "out": results[64:-64], "return_lse": True} | options
-    got = how(function, case, **options)
+    given = {"q": queries[64:-64], "out": results[64:-64], "return_lse": True} | given
+    function = getattr(module, "paged_prefill", None) or module.paged_decode
+    # Mutants may leave some of the workspace unwritten, or write beyond it.
+    has_workspace = hasattr(module, "new_workspace")
+    with kept_workspace(module, fill=0.0, guard=10_000) if has_workspace else nullcontext():
+        got = (attend if query_lens is None else attend_ragged)(function, case, **given)
     for written in (results[:64], results[64 + num_tokens :]):
         assert (written == 7).all(), "wrote outside of the result"
-    want = attention_oracle(case, options.get("window"), options.get("num_sinks", 0))
-    got = got if options["return_lse"] else (got, want[1])
+    want = attention_oracle(case, given.get("window"), given.get("num_sinks", 0))
+    got = got if given["return_lse"] else (got, want[1])
     assert_attention([result[:num_tokens] for result in got], want)
 
 
-def check_decode(module, seq_lens=(33, 2), kv_format="none", dtype=torch.float32, **options):
-    case = make_case(list(seq_lens), heads=(6, 2), kv_format=kv_format, dtype=dtype, device=HERE)
-    check_guarded(attend, module.paged_decode, case, **{"num_splits": 1, "tiles": TILES} | options)
-
-
-def check_by_length(module, **options):
-    """A batch that is split by length: a sequence of three chunks between short ones."""
-    with kept_workspace(module, fill=0.0):  # mutants may leave some of it unwritten
-        check_decode(module, (3, 1100, 5), num_splits=None, tiles=LONG_TILES, **options)
-
-
-def check_few(module, seq_lens=(33, 2, 0, 70), query_lens=(5, 1, 0, 3), **options):
-    """Drafts to verify: tiles of 16 rows hold 5 tokens of 3 heads."""
-    case = make_case(list(seq_lens), list(query_lens), heads=(6, 2), device=HERE)
-    options = {"num_splits": 1, "tiles": TILES, "num_idle": len(case.q)} | options
-    with kept_workspace(module, fill=0.0, guard=10_000):
-        check_guarded(attend_ragged, module.paged_decode, case, **options)
-
-
-def check_few_by_length(module, **options):
-    check_few(module, (3, 1100, 5, 514), (2, 5, 0, 3), num_splits=None, tiles=LONG_TILES, **options)
+options = functools.partial
+check_decode = options(check_case, seq_lens=[33, 2], num_splits=1, tiles=TILES)
+# Drafts to verify: tiles of 16 rows hold 5 tokens of 3 heads.
+check_few = options(check_case, seq_lens=[33, 2, 0, 70], query_lens=[5, 1, 0, 3], num_idle=9, num_splits=1, tiles=TILES)
+# A sequence of three chunks between short ones.
+BY_LENGTH = {"num_splits": None, "tiles": LONG_TILES}
+check_by_length = options(check_decode, seq_lens=[3, 1100, 5], **BY_LENGTH)
+check_few_by_length = options(check_few, seq_lens=[3, 1100, 5, 514], query_lens=[2, 5, 0, 3], **BY_LENGTH)
+check_prefill = options(check_case, seq_lens=[49, 8], query_lens=[40, 3], tiles=Tiles(64, 16, 4, 1))
 
 
 def check_strided(module):
     case = make_case([33, 9], device=HERE)
     fused = torch.cat([case.q, case.q[:, :2]], dim=1)
     check_attention(attend, module.paged_decode, case, q=fused[:, :4], num_splits=1, tiles=TILES)
-
-
-def check_deterministic(module):
-    """Bitwise the same alone and in a batch with a longer sequence."""
-    case = make_case([1040, 600], device=HERE, heads=(1, 1))
-    run = functools.partial(attend, module.paged_decode, deterministic=True, tiles=LONG_TILES)
-    assert torch.equal(run(case.alone(1), max_seq_len=600)[0], run(case, max_seq_len=1040)[0][1:])
-
-
-def check_prefill(module, query_lens=(40, 3), cached=(9, 5), kv_format="none", **options):
-    seq_lens = [q + c for q, c in zip(query_lens, cached, strict=True)]
-    case = make_case(seq_lens, list(query_lens), heads=(6, 2), kv_format=kv_format, device=HERE)
-    check_guarded(attend_ragged, module.paged_prefill, case, **{"tiles": Tiles(64, 16, 4, 1)} | options)
 
 
 def check_chunks(module):
@@ -104,27 +84,26 @@ def check_padded_head_dim(module):
     check_attention(attend, module.paged_decode, case, num_splits=1, tiles=TILES)
 
 
-options = functools.partial
+def check_table_of_two_rows(module):
+    """The last sequence's table ends where its storage does."""
+    case = make_case([16 * 16, 255], heads=(2, 1), device=HERE)
+    check_attention(attend, module.paged_decode, case, num_splits=1)
+
+
 WINDOW = {"window": 9, "num_sinks": 3}
 
 
 # Those of attend_range, the loop that both kernels share, are seen through one of them.
 MUTANTS = {
     ("attend_range", "paged_decode"): [
-        ("score scale left out", "tl.exp2(scores * qk_scale -", "tl.exp2(scores -", check_decode),
-        ("wrong page", "positions // PAGE,", "(positions // PAGE ^ 1),", check_decode),
         ("page ids of this tile again", "positions + BLOCK_N, hi, PAGE)", "positions, hi, PAGE)", check_decode),
-        ("offset in page lost", "+ positions % PAGE", "+ 0 * positions", check_decode),
+        ("page ids after the table's end", "mask=positions < end", "mask=positions < end + 64", check_table_of_two_rows),
+        ("keys after the pool's end", "in_range = positions < hi\n", "in_range = positions < hi + 4096\n", check_table_of_two_rows),
         ("one key past the end", "in_range = positions < hi", "in_range = positions <= hi", check_decode),
-        ("no rescaling of the output", "acc[0] * rescale[:, None]", "acc[0]", options(check_decode, seq_lens=(90, 33))),
-        ("LSE in base e", "tl.log2(sum_safe)", "tl.log(sum_safe)", check_decode),
-        ("empty row is 0 / 0", "tl.where(state.row_sum == 0, 1.0, state.row_sum)", "state.row_sum", options(check_decode, seq_lens=(0, 5))),
-        ("K scale left out", "scores *= load_scales(k_scale_ptr", "scores *= 0 * load_scales(k_scale_ptr", options(check_decode, kv_format="int8")),
-        ("V scaled by K's", "v_scale = load_scales(v_scale_ptr", "v_scale = load_scales(k_scale_ptr", options(check_decode, kv_format="fp8_e4m3")),
+        ("no rescaling of the output", "acc[0] * rescale[:, None]", "acc[0]", options(check_decode, seq_lens=[90, 33])),
+        ("empty row is 0 / 0", "tl.where(state.row_sum == 0, 1.0, state.row_sum)", "state.row_sum", options(check_decode, seq_lens=[0, 5])),
         ("weights times a scale below fp16", "scores * qk_scale + about_log2(v_scale)[None, :]", "scores * qk_scale", options(check_small_values, kv_format="fp8_e4m3", value_std=1e-4)),
         ("LSE of the larger weights", "row_max = new_max", "row_max = new_max + (q[0].dtype == tl.float16)", options(check_decode, kv_format="fp8_e4m3", dtype=torch.float16)),
-        ("even queries times odd keys", "tl.dot(a[1], tl.trans(b[1]), result)", "tl.dot(a[0], tl.trans(b[1]), result)", options(check_decode, kv_format="int8", dtype=torch.float16)),
-        ("pairs at the offset of codes", "D: tl.constexpr = layout.D if layout.PAIRS == \"no\" else layout.D // 2", "D: tl.constexpr = layout.D", options(check_decode, kv_format="int8", dtype=torch.float16)),
         ("scaled weights summed", "row_sum * rescale + tl.sum(p, axis=1)", "row_sum * rescale + tl.sum(p * (1.0 if KV_FORMAT == 'none' else 0.5), axis=1)", options(check_decode, kv_format="int8")),
         ("V taken for K", "v = load_tiles(v_ptr", "v = load_tiles(k_ptr", check_decode),
         ("every group reads KV head 0", "k_ptr += head_rows * layout.D", "k_ptr += 0", check_decode),
@@ -133,67 +112,51 @@ MUTANTS = {
         ("32-bit offsets", "page_ids.to(tl.int64)", "page_ids", check_far_away),
     ],
     ("attend_range", "paged_prefill"): [
-        ("unguarded -inf", 'tl.where(new_max == float("-inf"), 0.0, new_max)', "new_max", options(check_prefill, query_lens=(40, 1), cached=(40, 0), window=3)),
+        ("unguarded -inf", 'tl.where(new_max == float("-inf"), 0.0, new_max)', "new_max", options(check_prefill, seq_lens=[80, 1], query_lens=[40, 1], window=3)),
         ("diagonal one too far", "positions[None, :] <= row_positions[:, None]", "positions[None, :] <= row_positions[:, None] + 1", check_prefill),
         ("window one too long", "> row_positions[:, None] - WINDOW", ">= row_positions[:, None] - WINDOW", options(check_prefill, **WINDOW)),
         ("sinks in the window's tiles dropped", "in_window | (positions < NUM_SINKS)[None, :]", "in_window", options(check_prefill, **WINDOW)),
     ],
     ("paged_decode",): [
+        ("queries of the padding read", "+ offs_d[None, :], mask=mask_q, other=0.0)", "+ offs_d[None, :])", check_decode),
         ("last token dropped", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens)", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens - 1)", check_decode),
-        ("every sequence reads the first table", "block_tables_ptr + sequence.to(tl.int64) * table_row_stride", "block_tables_ptr", check_decode),
         ("queries of a contiguous tensor assumed", "first_token.to(tl.int64) * q_row_stride", "first_token.to(tl.int64) * (H * D)", check_strided),
-        ("splits overlap", "split_lo = lo + split * split_len", "split_lo = lo + split * (split_len - 1)", options(check_decode, seq_lens=(90, 33), num_splits=3)),
-        ("last split runs past the end", "split == num_splits - 1, seq_len, split_hi)", "split == num_splits - 1, split_lo + split_len, split_hi)", options(check_decode, seq_lens=(90, 33), num_splits=2)),
-        ("no split takes what is left", "split == num_splits - 1, seq_len, split_hi)", "split < 0, seq_len, split_hi)", options(check_decode, seq_lens=(700, 33), max_seq_len=20, deterministic=True, num_splits=None)),
+        ("splits overlap", "split_lo = lo + split * split_len", "split_lo = lo + split * (split_len - 1)", options(check_decode, seq_lens=[90, 33], num_splits=3)),
+        ("last split runs past the end", "split == num_splits - 1, seq_len, split_hi)", "split == num_splits - 1, split_lo + split_len, split_hi)", options(check_decode, seq_lens=[90, 33], num_splits=2)),
+        ("no split takes what is left", "split == num_splits - 1, seq_len, split_hi)", "split < 0, seq_len, split_hi)", options(check_decode, seq_lens=[700, 33], max_seq_len=20, deterministic=True, num_splits=None)),
         ("window one too long", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "tl.maximum(seq_len - (WINDOW + num_tokens), 0)", options(check_decode, **WINDOW)),
-        ("sinks counted twice", "tl.minimum(NUM_SINKS, lo), 0)", "NUM_SINKS, 0)", options(check_decode, seq_lens=(10, 33), **WINDOW)),
-        ("sinks in every split", "tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)", "tl.minimum(NUM_SINKS, lo)", options(check_decode, seq_lens=(90, 33), num_splits=2, window=40, num_sinks=3)),
-        ("heads of the padding stored", "mask_m = offs_m < num_tokens * G", "mask_m = offs_m < 4", check_decode),
-        ("deterministic splits evenly", "DETERMINISTIC_CHUNK if deterministic else 0", "0", check_deterministic),
+        ("sinks counted twice", "tl.minimum(NUM_SINKS, lo), 0)", "NUM_SINKS, 0)", options(check_decode, seq_lens=[10, 33], **WINDOW)),
         ("nobody is split by length", "num_splits == 1 and is_split_by_length(batch_size, num_keys)", "False", check_chunks),
-        ("the sum of lengths for their mean", "tl.cdiv(total, num_seqs)", "total", options(check_find, seq_lens=[9000, 1, 1])),
         ("empty sequences without an item", "tl.maximum(tl.cdiv(lens, chunk_len), 1)", "tl.cdiv(lens, chunk_len)", options(check_find, seq_lens=[900, 0, 1])),
         ("search starts again at each step", "num_items + tl.cumsum", "tl.cumsum", options(check_find, seq_lens=[1] * 128 + [4000])),
         ("item of the next sequence", "(ends <= item)", "(ends < item)", options(check_find, seq_lens=[900, 0, 1])),
-        ("chunks counted from the list's start", "split = item - first_item", "split = item", check_by_length),
-        ("whole results never written", "mask_q &= num_splits == 1", "mask_q &= num_splits > 1", check_by_length),
         ("merge told too few", "chunks_ptr + 2 * sequence + 1, num_splits)", "chunks_ptr + 2 * sequence + 1, num_splits - 1)", check_by_length),
-        ("partials of another split", "* num_splits + split\n", "* num_splits + num_splits - 1 - split // 2\n", options(check_decode, seq_lens=(90, 33), num_splits=3)),
+        ("partials of another split", "* num_splits + split\n", "* num_splits + num_splits - 1 - split // 2\n", options(check_decode, seq_lens=[90, 33], num_splits=3)),
         # What only sequences with several tokens show.
-        ("every token sees the last one's keys", "(seq_len - num_tokens) + tokens", "(seq_len - 1)", check_few),
-        ("rows packed head first", "tokens, heads = offs_m // G, kv_head * G + offs_m % G", "tokens, heads = offs_m % TOKENS, kv_head * G + offs_m // TOKENS", check_few),
-        ("tokens of the sequence's number", "first_token = tl.load(cu_query_lens_ptr + sequence)", "first_token = sequence", check_few),
         ("one token too many", "cu_query_lens_ptr + sequence + 1) - first_token", "cu_query_lens_ptr + sequence + 1) - first_token + 1", check_few),
-        ("results of a split among the partials", "tl.where(num_splits > 1, sequence * TOKENS, first_token)", "sequence * TOKENS", check_few),
-        ("partials of one token an item", "item.to(tl.int64) * (TOKENS * H)", "item.to(tl.int64) * H", check_few_by_length),
         ("window of the last token", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "tl.maximum(seq_len - WINDOW, 0)", options(check_few, window=9)),
         ("one window for all tokens", "ROW_WINDOW: tl.constexpr = WINDOW if SEVERAL else 0", "ROW_WINDOW: tl.constexpr = 0", options(check_few, window=9)),
-        ("sinks in the windows' keys dropped", "ROW_WINDOW, NUM_SINKS)", "ROW_WINDOW, 0)", options(check_few, seq_lens=(33, 12), query_lens=(5, 5), **WINDOW)),
+        ("sinks in the windows' keys dropped", "ROW_WINDOW, NUM_SINKS)", "ROW_WINDOW, 0)", options(check_few, seq_lens=[33, 12], query_lens=[5, 5], **WINDOW)),
         ("items of one token's window", "item, SPAN, CHUNK, BLOCK_N)", "item, WINDOW, CHUNK, BLOCK_N)", options(check_few_by_length, window=510)),
-        ("merge of one token each", "merge_splits(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)", "merge_splits(target, target_lse, out, lse, num_splits, None, cu_query_lens, 1)", options(check_few, num_splits=3)),
     ],
     ("merge_splits", "paged_decode"): [
-        ("merged rows of the sequence's number", "tl.load(cu_query_lens_ptr + row // ROWS) * H + row % ROWS", "row // ROWS * H + row % ROWS", options(check_few, num_splits=3)),
         ("absent tokens merged", "if out_row >= tl.load(cu_query_lens_ptr + row // ROWS + 1) * H:", "if out_row < 0:", options(check_few, num_splits=3)),
         ("chunks of one token apart", "step = ROWS", "step = H", check_few_by_length),
     ],
     ("paged_prefill",): [
-        ("rows packed head first", "tokens = offs_m // G", "tokens = offs_m % BLOCK_Q", check_prefill),
-        ("cached tokens forgotten", "num_cached = seq_len - chunk_len", "num_cached = 0 * seq_len", check_prefill),
         ("full tiles one too many", "(first_position + 1 - lo) // BLOCK_N * BLOCK_N", "tl.cdiv(first_position + 1 - lo, BLOCK_N) * BLOCK_N", check_prefill),
         ("last key of the block dropped", "hi = tl.minimum(first_position + BLOCK_Q, seq_len)", "hi = tl.minimum(first_position + BLOCK_Q - 1, seq_len)", check_prefill),
         ("previous sequence", "// BLOCK_Q + middle <= block", "// BLOCK_Q + middle < block", check_prefill),
         ("too few programs", "num_tokens // (tiles.block_m // group) + num_seqs", "num_tokens // (tiles.block_m // group)", check_prefill),
         # Row 63 of 64 is the next block's first token, whose own program runs before this one.
-        ("idle rows stored", "mask_m = (offs_m < BLOCK_Q * G) &", "mask_m = (offs_m >= 0) &", options(check_prefill, query_lens=(60, 3), cached=(30, 5))),
-        ("window's edge ends early", "tl.cdiv(tl.maximum(hi - WINDOW - lo, 0), BLOCK_N)", "(tl.maximum(hi - WINDOW - lo, 0) // BLOCK_N)", options(check_prefill, query_lens=(40, 3), cached=(90, 5), window=60)),
+        ("idle rows stored", "mask_m = (offs_m < BLOCK_Q * G) &", "mask_m = (offs_m >= 0) &", options(check_prefill, seq_lens=[90, 8], query_lens=[60, 3])),
+        ("window's edge ends early", "tl.cdiv(tl.maximum(hi - WINDOW - lo, 0), BLOCK_N)", "(tl.maximum(hi - WINDOW - lo, 0) // BLOCK_N)", options(check_prefill, seq_lens=[130, 8], query_lens=[40, 3], window=60)),
         ("sinks counted twice", "0, tl.minimum(NUM_SINKS, lo))", "0, NUM_SINKS)", options(check_prefill, **WINDOW)),
     ],
     ("merge_splits",): [
         ("empty splits are read", 'mask = (lse > float("-inf"))[:, None] & (offs_d < D)[None, :]', "mask = (offs_s < num_splits)[:, None] & (offs_d < D)[None, :]", check_merge),
         ("unguarded -inf", 'tl.where(m == float("-inf"), 0.0, m)', "m", options(check_merge, num_empty=20)),
         ("no split at all is 0 / 0", "tl.where(total == 0, 1.0, total)", "total", options(check_merge, num_empty=20)),
-        ("not normalised", "tl.sum(acc, axis=0) / total_safe", "tl.sum(acc, axis=0)", check_merge),
         ("only the first 16 splits", "acc += weight[:, None] *", "acc += (start < BLOCK_S) * weight[:, None] *", check_merge),
     ],
 }  # fmt: skip

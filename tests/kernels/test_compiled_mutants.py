@@ -1,7 +1,6 @@
-"""Bugs that only a GPU's compiled code shows: a CPU accepts them, or cannot have them.
+"""Bugs planted in PTX: a wait, a barrier or a fence left out, each of those in a loop in turn.
 
-Some are planted in the PTX (a wait, a barrier or a fence left out, each of those in a loop in turn), the others in the
-source. All go through the emulator and must be noticed there.
+All go through the emulator and must be noticed there.
 """
 
 import dataclasses
@@ -9,21 +8,14 @@ import functools
 import re
 
 import pytest
-import torch
 
 from ptx_emulator import EmulationError, emulated
-from tests.kernels import test_attention_mutants
-from tests.kernels.cases import attend, check_attention, make_case
-from tests.kernels.planting import noticed_emulated, record_there
-from tests.kernels.test_compiled import BF16, COMPILED_FOR, SMALL
+from tests.kernels.test_compiled import COMPILED_FOR, SMALL
 from tests.kernels.test_paged_decode import check_lengths
 from tests.kernels.test_paged_prefill import check_chunks
-from tests.mutation import KillTable, Mutant
+from tests.mutation import KillTable
 
 pytest.importorskip("triton", reason="not run here: no triton")
-
-
-# -- in the PTX -------------------------------------------------------------------------------------------------------
 
 LOOPING = dataclasses.replace(SMALL, heads=(4, 2), num_splits=1)
 CHECKS = {
@@ -83,43 +75,3 @@ def test_nothing_that_orders_may_be_left_out(compiling, target, kernel):
     assert [name for name, how in outcomes if how is None and "wgmma.fence" not in name] == []
     fences = [how for name, how in outcomes if "wgmma.fence" in name]
     assert not fences or any(fences)
-
-
-# -- in the source ----------------------------------------------------------------------------------------------------
-
-
-def check_shifted_queries(module, dtype=torch.float16):
-    """Queries that start 2 bytes after a multiple of 16."""
-    case = make_case([33, 2], heads=(6, 2), dtype=dtype)
-    q = torch.empty(case.q.numel() + 1, dtype=dtype)[1:].view(case.q.shape).copy_(case.q)
-    check_attention(attend, module.paged_decode, case, q=q, num_splits=1, tiles=test_attention_mutants.TILES)
-
-
-def check_table_of_two_rows(module):
-    """The last sequence's table ends where its storage does."""
-    case = make_case([16 * 16, 255], heads=(2, 1), dtype=BF16)
-    check_attention(attend, module.paged_decode, case, num_splits=1)
-
-
-DECODE, RANGE = "twophase_kernels.paged_decode", "twophase_kernels.attend_range"
-ALIGNMENT_LIE = Mutant(
-    "an alignment that is a lie",
-    DECODE,
-    "q_row = q_ptr + first_token.to(tl.int64) * q_row_stride",
-    "q_row = tl.multiple_of(q_ptr + first_token.to(tl.int64) * q_row_stride, 16)",
-)
-SOURCE_MUTANTS = [
-    (ALIGNMENT_LIE, check_shifted_queries),
-    (Mutant("page ids after the table's end", RANGE, "mask=positions < end", "mask=positions < end + 64", DECODE), check_table_of_two_rows),
-    (Mutant("keys after the pool's end", RANGE, "in_range = positions < hi\n", "in_range = positions < hi + 4096\n", DECODE), check_table_of_two_rows),
-    (Mutant("queries of the padding read", DECODE, "+ offs_d[None, :], mask=mask_q, other=0.0)", "+ offs_d[None, :])"), check_table_of_two_rows),
-]  # fmt: skip
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("target", COMPILED_FOR)
-@pytest.mark.parametrize(("mutant", "check"), SOURCE_MUTANTS, ids=lambda value: getattr(value, "name", ""))
-def test_mutants_of_the_source(compiling, target, mutant, check):
-    record_there(
-        compiling, noticed_emulated, dataclasses.replace(mutant, name=f"{mutant.name} ({target})"), check, target
-    )

@@ -39,17 +39,18 @@ def layer(kind, num_tokens=5, num_outputs=20, num_inputs=256, group=32, dtype=to
     return {"x": x, "packed": packed, "scales": scales, "minima": -scales}
 
 
-SAMPLE = sample_points(70)
-
-
-@pytest.mark.parametrize(
-    "point", [pytest.param(p, id=str(p), marks=() if i < 7 else pytest.mark.full) for i, p in enumerate(SAMPLE)]
-)
-def test_ragged(point):
+@pytest.mark.parametrize("point", sample_points(1), ids=str)
+def test_each_value(point):
     check_linear(quantized_linear, point)
 
 
-@pytest.mark.parametrize(("num_splits", "group"), selected((1, 2, 3, 4, 5, 9, 16), (32, 0), strength=1))
+@pytest.mark.full
+@pytest.mark.parametrize("point", sample_points(2), ids=str)
+def test_every_pair_of_values(point):
+    check_linear(quantized_linear, point)
+
+
+@pytest.mark.parametrize(("num_splits", "group"), selected((1, 2, 3, 4, 5, 9, 16), (32, 0)))
 def test_splits(num_splits, group):
     """Also more splits than steps: those without columns give zeros."""
     check_linear(quantized_linear, LinearPoint(5, 40, 1120, group, group == 32, num_splits=num_splits, has_bias=True))
@@ -109,7 +110,7 @@ def test_writes_where_it_is_told(kind):
     assert kept[0].isnan().tolist() == [False] * (2 * 5 * 20) + [True] * 3, "the workspace is used as a whole"
 
 
-@pytest.mark.parametrize(("group", "dtype"), selected((32, 64, 128, 0), DTYPES, strength=1))
+@pytest.mark.parametrize(("group", "dtype"), selected((32, 64, 128, 0), DTYPES))
 def test_scales_of_the_same_dtype(group, dtype):
     """They are read as they are, and count as the fp32 numbers of their values."""
     kind = "int4" if group else "int8"

@@ -1,7 +1,4 @@
-"""Planted bugs in the linear kernels; the checks that the kernels pass must notice each.
-
-Those that read out of bounds and use nothing of it, and those in PTX, only the emulator notices.
-"""
+"""Planted bugs in the linear kernels; the checks that the kernels pass must notice each."""
 
 from dataclasses import replace
 
@@ -10,7 +7,7 @@ import torch
 
 from tests.kernels.cases import HERE
 from tests.kernels.linear_cases import SMALL_TILES, LinearPoint, check_fp8_linear, check_linear
-from tests.kernels.planting import mutants_of, noticed_emulated, noticing, record_there
+from tests.kernels.planting import noticing
 from tests.kernels.test_fp8_linear import check_tokens
 from tests.kernels.test_linear_splits import check_choice, check_order, check_sum
 from tests.kernels.test_packed_codes import check_pack
@@ -18,7 +15,7 @@ from tests.kernels.test_packed_codes import check_pack
 pytest.importorskip("triton", reason="not run here: no triton")
 pytestmark = pytest.mark.skipif(HERE == "cuda", reason="a mutant that reads astray would take the CUDA context with it")
 
-BF16, FP16 = torch.bfloat16, torch.float16
+FP16 = torch.float16
 
 
 def groups_check(module):
@@ -63,35 +60,22 @@ def tokens_check(module):
 
 MUTANTS = {
     ("quantized_linear",): [
-        ("row's words half as far", "(outputs * 32)[:, None]", "(outputs * 16)[:, None]", weights_check),
-        ("runs at any outputs' distance", "(run * 32).to(tl.int64)[None, :] * num_outputs", "(run * 32).to(tl.int64)[None, :]", weights_check),
         ("packed activations assumed", "(tokens * x_row_stride)[None, :]", "(tokens * num_inputs)[None, :]", weights_check),
-        ("all splits from the start", "first_step = split * steps_per_split", "first_step = 0 * split", weights_check),
         ("splits overlap", "tl.minimum(first_step + steps_per_split, num_steps)", "num_steps", weights_check),
         ("last step dropped", "num_steps = tl.cdiv(num_inputs, BLOCK_I)", "num_steps = num_inputs // BLOCK_I", weights_check),
         ("a rest never masked", "IS_EVEN=num_inputs % tiles.block_i == 0", "IS_EVEN=True", weights_check),
-        ("unsigned codes as signed", "unpack_words(words, x_ptr, BITS, minima_ptr is None, UNPACK)", "unpack_words(words, x_ptr, BITS, True, UNPACK)", weights_check),
+        ("tokens that are not there", "tl.minimum(offs_t, num_tokens - 1).to(tl.int64)", "offs_t.to(tl.int64)", weights_check),
+        ("columns that are not there", "mask=(first_column + columns < num_inputs)[:, None]", "mask=(columns >= 0)[:, None]", weights_check),
+        ("runs that are not there", "mask=(step * BLOCK_I + run * RUN < num_inputs)[None, :]", "mask=(run >= 0)[None, :]", weights_check),
         ("groups after the last", "group = tl.minimum(group, num_inputs // GROUP - 1)", "group = group + 0", weights_check),
-        ("scales by row", "scale_offs = group * num_outputs + outputs", "scale_offs = group + outputs", weights_check),
-        ("no scale in groups", "acc += product * tl.load(scales_ptr + scale_offs).to(tl.float32)[:, None]", "acc += product", weights_check),
-        ("no minimum", "acc += x_sum *", "acc += 0 * x_sum *", weights_check),
-        ("the first part for all", "product = tl.dot(parts[part], x", "product = tl.dot(parts[0], x", weights_check),
         ("sums of the group before", "product = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)\n", "product = acc\n", weights_check),
-        ("no scale per output", "    if GROUP == 0:\n        acc *=", "    if GROUP == 1:\n        acc *=", weights_check),
-        ("bias left out", "acc += tl.load(bias_ptr + outputs).to(tl.float32)[:, None]", "acc += 0", weights_check),
-        ("splits in one place", "rows = split.to(tl.int64) * num_tokens + offs_t", "rows = offs_t", weights_check),
         ("outputs after the last", "(offs_o < num_outputs)[:, None]", "(offs_o >= 0)[:, None]", weights_check),
-        ("first tile of outputs", "tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)", "tl.arange(0, BLOCK_O)", weights_check),
     ],
     ("packed_codes", "quantized_linear"): [
-        ("signs not spread", ")) >> (32 - BITS)", ")) >> (31 - BITS)", weights_check),
         ("unsigned parts too low", "(wide >> (BITS * part))", "(wide >> part)", weights_check),
-        ("bytes exchanged", "unpack_part(words, x_ptr, 0, 8, SIGNED), unpack_part(words, x_ptr, 1, 8, SIGNED)", "unpack_part(words, x_ptr, 1, 8, SIGNED), unpack_part(words, x_ptr, 0, 8, SIGNED)", weights_check),
     ],
     ("packed_codes",): [
-        ("parts not shifted", "(parts << shifts[:, None])", "(parts << 0)", pack_check),
         ("signs run over", "codes.to(torch.int32) & ((1 << bits) - 1)", "codes.to(torch.int32)", pack_check),
-        ("rows first", "words.transpose(0, 1).contiguous()", "words.reshape(runs, num_outputs, WORDS_PER_RUN)", pack_check),
         ("signs lost", "if is_signed else 0", "if False else 0", pack_check),
     ],
     ("linear_splits", "quantized_linear"): [
@@ -99,103 +83,20 @@ MUTANTS = {
         ("bias not in the sum", "sum_splits(partial, bias, out)", "sum_splits(partial, None, out)", groups_check),
     ],
     ("linear_splits",): [
-        ("the first split only", "partial_ptr + split * numel + offs", "partial_ptr + offs", sum_check),
         ("the other way round", "split * numel + offs", "(NUM_SPLITS - 1 - split) * numel + offs", sum_check),
-        ("bias by element", "bias_ptr + offs % num_outputs", "bias_ptr + offs // num_outputs", sum_check),
         ("results after the last", "mask = offs < numel", "mask = offs >= 0", sum_check),
         ("tiles of tokens not counted", "num_tiles = tiles_of_tokens * tiles_of_outputs", "num_tiles = tiles_of_outputs", check_choice),
         ("no limit", ", MAX_SPLITS)\n", ")\n", check_choice),
-        ("none at all", "if most else 1", "if most else 0", check_choice),
     ],
     ("fp8_linear",): [
         ("last column dropped", "mask=(first + columns < num_inputs)[None, :], other=0)", "mask=(first + columns < num_inputs - 1)[None, :], other=0)", fp8_check),
-        ("codes as integers", "return (decode_e4m3(codes).to(tl.float16),)", "return (codes.to(tl.float16),)", fp8_check),
-        ("no scale of x", "    acc *= tl.load(x_scales_ptr + tokens)[None, :]\n", "", fp8_check),
-        ("the unit of pairs", '65536.0 if FP8 == "packed" else 1.0', '65536.0 if FP8 == "packed" else 65536.0', fp8_check),
         ("last step dropped", "num_steps = tl.cdiv(num_inputs, BLOCK_I)", "num_steps = num_inputs // BLOCK_I", fp8_check),
         ("outputs after the last", "(offs_o < num_outputs)[:, None]", "(offs_o >= 0)[:, None]", fp8_check),
-        ("the scale of int8", 'row_scales(absmax_bits(x), "fp8_e4m3")', 'row_scales(absmax_bits(x), "int8")', tokens_check),
-        ("scales not written", "    tl.store(scales_ptr + rows, scale, mask=mask_rows)\n", "", tokens_check),
         ("packed rows assumed", "x_ptr + rows[:, None] * x_row_stride", "x_ptr + rows[:, None] * num_inputs", tokens_check),
         ("last row dropped", "mask_rows = rows < num_rows", "mask_rows = rows < num_rows - 1", tokens_check),
+        ("tokens that are not there", "tl.minimum(offs_t, num_tokens - 1).to(tl.int64)", "offs_t.to(tl.int64)", fp8_check),
+        ("columns that are not there", "mask=(first + columns < num_inputs)[None, :], other=0)", "mask=(columns >= 0)[None, :], other=0)", fp8_check),
+        ("rows that are not there", "mask_rows = rows < num_rows", "mask_rows = rows >= 0", tokens_check),
     ],
 }  # fmt: skip
 test_mutants_are_killed = noticing(MUTANTS)
-
-
-# -- what only compiled code shows ------------------------------------------------------------------------------------
-
-
-def compiled_groups_check(module):
-    check_linear(module, LinearPoint(3, 20, 160, 32, True, BF16, tiles=None))
-    check_linear(module, LinearPoint(3, 20, 128, 64, False, BF16, tiles=None))
-    check_linear(module, LinearPoint(3, 20, 128, 32, True, FP16, tiles=None))
-    check_linear(module, LinearPoint(3, 20, 128, 128, False, FP16, tiles=None))
-
-
-def compiled_bytes_check(module):
-    check_linear(module, LinearPoint(3, 20, 72, 0, False, BF16, tiles=None))
-
-
-def compiled_fp8_check(module):
-    check_fp8_linear(module, LinearPoint(3, 20, 144, dtype=BF16, tiles=None))
-
-
-def compiled_sum_check(module):
-    check_sum(module, 2, (3, 171), BF16)
-
-
-# A tensor ends where its storage does for the emulator only if no guard follows it.
-def exact_groups_check(module):
-    x = torch.randn(3, 160, generator=torch.Generator().manual_seed(0)).to(BF16)
-    module.quantized_linear(x, torch.zeros(2, 20, 32, dtype=torch.int16), torch.ones(5, 20), num_splits=1)
-
-
-def exact_bytes_check(module):
-    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).to(BF16)
-    module.quantized_linear(x, torch.zeros(1, 20, 32, dtype=torch.int16), torch.ones(20), num_splits=1)
-
-
-def exact_fp8_check(module):
-    codes = torch.zeros(23, 144, dtype=torch.uint8).view(module.E4M3)
-    module.fp8_linear(codes[:3].clone(), torch.ones(3), codes[3:].clone(), torch.ones(20), dtype=BF16, num_splits=1)
-
-
-def exact_tokens_check(module):
-    module.quantise_tokens(torch.ones(3, 80, dtype=BF16))
-
-
-COMPILED_MUTANTS = {
-    ("quantized_linear",): [
-        ("tokens that are not there", "tl.minimum(offs_t, num_tokens - 1).to(tl.int64)", "offs_t.to(tl.int64)", exact_groups_check),
-        ("columns that are not there", "mask=(first_column + columns < num_inputs)[:, None]", "mask=(columns >= 0)[:, None]", exact_groups_check),
-        ("groups that are not there", "group = tl.minimum(group, num_inputs // GROUP - 1)", "group = group + 0", exact_groups_check),
-        ("runs that are not there", "mask=(step * BLOCK_I + run * RUN < num_inputs)[None, :]", "mask=(run >= 0)[None, :]", exact_bytes_check),
-        ("PTX for signed codes", "unpacking_code(bits, minima is None, x.dtype", "unpacking_code(bits, True, x.dtype", compiled_groups_check),
-    ],
-    ("packed_codes", "quantized_linear"): [
-        ("bf16, the base of unsigned codes", "(torch.bfloat16, False): (0x4300, 0x3F80, 0xC300)", "(torch.bfloat16, False): (0x4300, 0x3F80, 0xC308)", compiled_groups_check),
-        ("fp16, the base of signed codes", "(torch.float16, True): (0x6408, 0x3C00, 0xE408)", "(torch.float16, True): (0x6400, 0x3C00, 0xE408)", compiled_groups_check),
-        ("parts 3 bits apart", "shr.u32 part, $4, {4 * i};", "shr.u32 part, $4, {3 * i};", compiled_groups_check),
-        ("fp16's instruction for both", 'kind = "f16x2" if dtype == torch.float16 else "bf16x2"', 'kind = "f16x2"', compiled_groups_check),
-        ("neighbours for parts", "prmt.b32 $0, f0, f2, 0x7632;", "prmt.b32 $0, f0, f1, 0x7632;", compiled_bytes_check),
-        ("unsigned bytes", "xor.b32 u, $2, 0x80808080;", "mov.b32 u, $2;", compiled_bytes_check),
-        ("a base without the sign's", "sub.f32 f3, f3, 0f4B000080;", "sub.f32 f3, f3, 0f4B000000;", compiled_bytes_check),
-    ],
-    ("fp8_linear",): [
-        ("tokens that are not there", "tl.minimum(offs_t, num_tokens - 1).to(tl.int64)", "offs_t.to(tl.int64)", exact_fp8_check),
-        ("columns that are not there", "mask=(first + columns < num_inputs)[None, :], other=0)", "mask=(columns >= 0)[None, :], other=0)", exact_fp8_check),
-        ("even columns only", 'tl.static_range(2 if FP8 == "packed" else 1)', "tl.static_range(1)", compiled_fp8_check),
-        ("codes for words", "num_inputs // codes_per_element, num_outputs", "num_inputs, num_outputs", compiled_fp8_check),
-        ("rows that are not there", "mask_rows = rows < num_rows", "mask_rows = rows >= 0", exact_tokens_check),
-    ],
-    ("linear_splits",): [
-        ("elements that are not there", "mask = offs < numel", "mask = offs < numel + 16", compiled_sum_check),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("check", "mutant"), mutants_of(COMPILED_MUTANTS))
-def test_mutants_of_compiled_code(compiling, check, mutant):
-    record_there(compiling, noticed_emulated, replace(mutant, name=f"{mutant.name}, compiled"), check, "sm_80")

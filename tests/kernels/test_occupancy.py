@@ -5,19 +5,15 @@ import pytest
 from ptx_emulator.occupancy import MULTIPROCESSORS, Multiprocessor, occupancy
 
 A100, H100, ADA = (MULTIPROCESSORS[name] for name in ("A100", "H100", "RTX 4090"))
-
-
-@pytest.mark.parametrize(("num_warps", "blocks", "fraction"), [(4, 12, 0.75), (10, 4, 0.625)])
-def test_the_best_practices_guides_example(num_warps, blocks, fraction):
-    """CUDA C++ Best Practices Guide, 'Occupancy' (compute capability 7.0): 37 registers, blocks of 128 and of 320."""
-    v100 = Multiprocessor("V100", "7.0", 64, 32, 96 * 1024, 96 * 1024)
-    found = occupancy(v100, num_warps, 37, 0)
-    assert (found.blocks, found.fraction, found.limited_by) == (blocks, fraction, "registers")
+V100 = Multiprocessor("V100", "7.0", 64, 32, 96 * 1024, 96 * 1024)
 
 
 @pytest.mark.parametrize(
     ("card", "num_warps", "registers", "shared_kib", "blocks", "limited_by"),
     [
+        # CUDA C++ Best Practices Guide, 'Occupancy' (compute capability 7.0): blocks of 128 and of 320.
+        (V100, 4, 37, 0, 12, "registers"),
+        (V100, 10, 37, 0, 4, "registers"),
         (A100, 8, 32, 0, 8, "registers and warps"),
         (A100, 8, 33, 0, 6, "registers"),  # 1,280 registers a warp: 12 in each quarter
         (A100, 1, 16, 0, 32, "blocks"),
@@ -33,7 +29,7 @@ def test_the_best_practices_guides_example(num_warps, blocks, fraction):
 def test_limits(card, num_warps, registers, shared_kib, blocks, limited_by):
     found = occupancy(card, num_warps, registers, shared_kib * 1024)
     assert (found.blocks, found.limited_by) == (blocks, limited_by)
-    assert found.warps == blocks * num_warps
+    assert (found.warps, found.fraction) == (blocks * num_warps, blocks * num_warps / card.max_warps)
 
 
 def test_impossible_blocks_are_refused():

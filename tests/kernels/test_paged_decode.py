@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.attention_grid import grid_points, grid_slices, of_the_whole_grid
+from tests.kernels.attention_grid import grid_points, three_values
 from tests.kernels.cases import (
     HERE,
     TOLERANCE,
@@ -52,17 +52,21 @@ def check_few(point, seq_lens=None, query_lens=None):
 CHECKS = {"decode": check_lengths, "few": check_few}
 
 
-@pytest.mark.parametrize(("name", "point"), [(name, p) for name in CHECKS for p in grid_points(name, 2)], ids=str)
-def test_every_pair_of_values(name, point):
+def points(strength):
+    return pytest.mark.parametrize(
+        ("name", "point"), [(name, p) for name in CHECKS for p in grid_points(name, strength)], ids=str
+    )
+
+
+@points(1)
+def test_each_value(name, point):
     CHECKS[name](point)
 
 
-@of_the_whole_grid
-@pytest.mark.parametrize(("name", "points"), grid_slices(*CHECKS))
-def test_whole_grid(name, points, subtests):
-    for point in points:
-        with subtests.test(str(point)):
-            CHECKS[name](point)
+@three_values
+@points(3)
+def test_every_three_values(name, point):
+    CHECKS[name](point)
 
 
 # What must not change the result.

@@ -1,19 +1,14 @@
-"""The warp-specialised prefill for Hopper, emulated: in the compiler's order and in others, and with faults planted."""
-
-import re
-from dataclasses import replace
+"""The warp-specialised prefill for Hopper, emulated, in the compiler's order and in others."""
 
 import pytest
 import torch
 
-from ptx_emulator import CompilingProcess, EmulationError, emulated
+from ptx_emulator import CompilingProcess, emulated
 from tests.kernels.aot import compile_configs
 from tests.kernels.cases import assert_attention, attention_oracle, make_case
-from tests.kernels.planting import mutants_of, noticed_emulated, record_there
+from tests.kernels.planting import KERNELS, noticed_emulated, noticing
 from tests.kernels.production import BF16, FP16, FP32, AotConfig, meta
 from twophase_kernels import paged_prefill_tma as kernels
-from twophase_tools.bench.kernel_cases import QUICK, CaseTable
-from twophase_tools.bench.kernel_variants import difference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -39,9 +34,10 @@ def check_emulated(seed, heads, head_dim, dtype):
 @pytest.mark.parametrize(
     ("seed", "heads", "head_dim", "dtype"),
     [
-        *((seed, (2, 1), 64, BF16) for seed in (None, 1, 2)),
-        (3, (2, 2), 64, FP16),
-        (4, (3, 1), 128, FP16),
+        (None, (2, 1), 64, BF16),
+        *(pytest.param(seed, (2, 1), 64, BF16, marks=pytest.mark.full) for seed in (1, 2)),
+        pytest.param(3, (2, 2), 64, FP16, marks=pytest.mark.full),
+        pytest.param(4, (3, 1), 128, FP16, marks=pytest.mark.full),
         (5, (8, 1), 128, BF16),
     ],
     ids=str,
@@ -73,59 +69,12 @@ def compiled():
     return compile_configs("sm_90", [AotConfig("", lambda: kernels.paged_prefill_tma(q, k, v, *lengths, scale=0.1))])
 
 
+@pytest.mark.full
 def test_machine_code():
     with CompilingProcess() as process:  # the driver stays
         (report,) = process.call(compiled)
     assert (report.registers, report.spill_bytes) == (168, 0), "65,536 for 384 threads; roles share them out anew"
     assert (report.matrix_instructions, report.async_copies) == (("wgmma",), ("tma",))
-
-
-def check_contender():
-    with emulated("sm_90"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CaseTable, "_has_tma", True)
-        table = CaseTable(replace(QUICK, page=64), BF16, torch.device("cpu"), may_compile=False)
-        case = table.attention(((70, 90), (6, 6)), "")
-        makes = case.make_variants()
-        got, want = (make() for name, make in makes.items() if name.startswith(("ours, by TMA", "SDPA math")))
-        assert difference(got.results(got.call()), want.results(want.call())) < case.tolerance
-
-
-def test_the_contender_of_the_benchmark(compiling):
-    compiling.call(check_contender)
-
-
-# -- faults in the PTX ------------------------------------------------------------------------------------------------
-
-WAIT, GONE = r"mbarrier\.try_wait\S* complete, [^;]*;", "mov.pred complete, -1;"
-EARLY, IN_USE = (
-    "before the wait for the (?:asynchronous )?copy",
-    "written while hardware that reads it .* has not been waited for",
-)
-
-# What is left out, or replaced; which of several; what is said.
-FAULTS = {
-    "the producer does not wait": (WAIT, GONE, 2, "writes shared memory that another read"),
-    "a consumer takes queries too early": (WAIT, GONE, 6, EARLY),
-    "a consumer takes keys too early": (WAIT, GONE, 7, EARLY),
-    "the other takes values too early": (WAIT, GONE, 11, EARLY),
-    "a consumer does not give keys back": (r"\S+ mbarrier\.arrive\.shared[^;]*;", "", 1, "waits for ever"),
-    "keys are given back in the middle of a product": (r"wgmma\.wait_group\S* 0;", "", 0, IN_USE),
-}
-
-
-def with_fault(ptx, old, new, which):
-    match = list(re.finditer(old, ptx))[which]
-    return ptx[: match.start()] + new + ptx[match.end() :]
-
-
-def check_fault(old, new, which, message):
-    with pytest.raises(EmulationError, match=message), emulated("sm_90", lambda ptx: with_fault(ptx, old, new, which)):
-        check(kernels, (2, 1), 64, FP16, [400], [9])  # more pages than buffers
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_are_named(compiling, name):
-    compiling.call(check_fault, *FAULTS[name])
 
 
 # -- faults in the source ---------------------------------------------------------------------------------------------
@@ -134,9 +83,6 @@ MUTANTS = {
     ("paged_prefill_tma",): [
         ("a later key", "offs_n[None, :] <= (row_positions", "offs_n[None, :] - 1 <= (row_positions", check),
         ("zeros before a page", " & (offs_n >= ahead)[None, :]", "", check),
-        ("keys of one head", "k_map.load([page, kv_head,", "k_map.load([page, 0,", check),
-        ("values from the page's start", "v_map.load([page, kv_head, -ahead,", "v_map.load([page, kv_head, 0,", check),
-        ("no cached tokens", "row_positions = seq_len - chunk_len + tokens", "row_positions = tokens", check),
         ("old sums as they were", "acc * rescale[:, None])", "acc)", check),
         ("heads of padding", " & (heads < G)", "", check),
         ("a short search", "tl.static_range(STEPS)", "tl.static_range(STEPS - 9)", check),
@@ -144,8 +90,4 @@ MUTANTS = {
     ],
 }  # fmt: skip
 
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("check", "mutant"), mutants_of(MUTANTS))
-def test_mutants_are_killed(compiling, check, mutant):
-    record_there(compiling, noticed_emulated, mutant, check, "sm_90")
+test_mutants_are_killed = noticing(MUTANTS, KERNELS, noticed_emulated, "sm_90")

@@ -181,10 +181,8 @@ MUTANTS = {("quant",): [
     ("nan code decoded as 480", "(magnitude == 0x7F, float", "(magnitude == 0xFF, float", check_decode),
     ("ties go up", "0x7FFFF + odd", "0x80000", check_encode),
     ("no saturation", "tl.minimum(magnitude, E4M3_MAX_BITS)", "magnitude", check_encode),
-    ("nan saturates", "magnitude > INFINITY_BITS", "magnitude > MAGNITUDE_MASK", check_encode),
     ("int8 reaches -128", "tl.maximum(values, -INT8_MAX)", "tl.maximum(values, -128.0)", check_encode_int8),
     ("signed maximum", "bitcast=True) & MAGNITUDE_MASK, axis=1)", "bitcast=True), axis=1)", CHECKS["check_quantise_int8"]),
-    ("int8 scale of 128", "tl.constexpr(127.0)", "tl.constexpr(128.0)", CHECKS["check_quantise_int8"]),
     ("the reference multiplies by a reciprocal", "(q_max / absmax)[..., None]", "(q_max * (1 / absmax))[..., None]", CHECKS["check_ties_int8"]),
     ("e4m3 scaled as int8", 'if KV_FORMAT == "int8" else E4M3_MAX', "", CHECKS["check_quantise_fp8_e4m3"]),
 ]}  # fmt: skip

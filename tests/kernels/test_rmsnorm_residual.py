@@ -6,6 +6,7 @@ import torch
 from tests.kernels.cases import DTYPES, HERE, moved
 from tests.kernels.covering import selected
 from tests.kernels.elementwise import assert_rounded_once, poisoned_memory
+from tests.kernels.planting import noticing
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual, rmsnorm_residual_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -89,3 +90,18 @@ def test_wrong_arguments(change, message):
     arguments = {name: x if x is None or x.is_meta else moved(x, HERE) for name, x in arguments.items()}
     with pytest.raises(ValueError, match=message):
         rmsnorm_residual(**arguments, eps=eps)
+
+
+def check(module):
+    for dtype in (torch.float32, torch.float16):
+        for has_residual in (True, False):
+            check_rmsnorm(module.rmsnorm_residual, (19, 80), dtype, has_residual=has_residual)
+
+
+MUTANTS = {("rmsnorm_residual",): [
+    ("eps forgotten", "tl.rsqrt(mean_square + eps)", "tl.rsqrt(tl.maximum(mean_square, 1e-30))", check),
+    ("sum not rounded", "(h.to(tl.float32) + residual.to(tl.float32)).to(h.dtype)", "(h.to(tl.float32) + residual.to(tl.float32))", check),
+    ("x stride for the residual", "rows[:, None] * residual_row_stride", "rows[:, None] * x_row_stride", check),
+    ("last row dropped", "(rows < num_rows)", "(rows < num_rows - 1)", check),
+]}  # fmt: skip
+test_mutants_are_killed = noticing(MUTANTS)

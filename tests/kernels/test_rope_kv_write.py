@@ -6,6 +6,7 @@ import torch
 from tests.kernels.cases import DTYPES, HERE, moved
 from tests.kernels.covering import selected
 from tests.kernels.elementwise import GuardedCache, assert_rounded_once, awkward_slots, new_kv
+from tests.kernels.planting import noticing
 from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -124,3 +125,20 @@ def test_wrong_arguments(change, message):
     arguments = {name: x if x.is_meta else moved(x, HERE) for name, x in (arguments | change).items()}
     with pytest.raises(ValueError, match=message):
         rope_kv_write(**arguments)
+
+
+def check(module):
+    check_rope_kv_write(module.rope_kv_write, (9, 3, 80, 16, 7), torch.float16)
+    check_rope_kv_write(module.rope_kv_write, (9, 3, 80, 16, 7), torch.float32, "int8")
+    check_rope_kv_write(module.rope_kv_write, (80, 40, 64, 16, 5), torch.float32, "none")
+
+
+MUTANTS = {("rope_kv_write",): [
+    ("slot 0 skipped", "if slot >= 0:", "if slot > 0:", check),
+    ("scale of the lower half", "tl.maximum(absmax_bits(low), absmax_bits(high))", "absmax_bits(low)", check),
+    ("padding heads of q", "(offs_q < H)[:, None]", "(offs_q < BLOCK_Q)[:, None]", check),
+    ("only the first q group", "NUM_Q_GROUPS: tl.constexpr = (H + BLOCK_Q - 1) // BLOCK_Q", "NUM_Q_GROUPS: tl.constexpr = 1", check),
+    ("q strides for k", "k_ptr + token * k_token_stride", "k_ptr + token * q_head_stride", check),
+    ("padding lanes written", "mask_d = offs_d < HALF", "mask_d = offs_d < BLOCK_D", check),
+]}  # fmt: skip
+test_mutants_are_killed = noticing(MUTANTS)

@@ -7,7 +7,8 @@ is exact, in any order of sums.
 
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +34,32 @@ ROUNDED = ["({a} + {b}).to(tl.bfloat16).to(tl.float32)", "({a} - {b}).to(tl.floa
 COMPARISONS = [f"{{a}} {sign} {{b}}" for sign in ("<", "<=", ">", ">=", "==", "!=")]
 LOGIC = ["{a} & {b}", "{a} | {b}", "{a} ^ {b}", "({a}) & ({b} == 0)"]
 ARRANGED = ["tl.trans({a})", "tl.reshape(tl.trans(tl.reshape({a}, [8, 32])), [16, 16])"]
+GATHERED = [
+    "tl.load(int_ptr + ({a} & 255))",
+    "tl.load(int_ptr + {a}, mask=({a} >= 0) & ({a} < 256), other=-3)",  # a mask that depends on data
+]
+PRODUCTS = [
+    f"tl.dot(({{a}}){narrow}, {b}{narrow}{start}, input_precision='ieee')"
+    for narrow in ("", ".to(tl.float16)") for b in ("({b})", "tl.trans({b})") for start in ("", ", acc={c}")
+]  # fmt: skip
+REDUCED = (("rows", 1, "tile"), ("columns", 0, "tile"), ("scalar", 0, "rows"), ("scalar", 0, "columns"))
+# How often, of which kind (and shape, if it is not the operands'), in which forms, of what.
+STATEMENTS = [
+    (5, "int", INTEGERS, ("int", "int")), (5, "float", FLOATS, ("float", "float")),
+    (1, "float", ROUNDED, ("float", "float")), (1, "bool", LOGIC, ("bool", "bool")),
+    (1, "float", ["(({a} & 63) - 32).to(tl.float32)"], ("int",)), (1, "int", ["{a}.to(tl.int32)"], ("float",)),
+    (1, "float tile", PRODUCTS, ("float tile",) * 3), (1, "int", GATHERED, ("int",)),
+    (1, "int tile", ["tl.cumsum({a}, axis=0)", "tl.cumsum({a}, axis=1)"], ("int tile",)),
+    (1, "int rows", ["tl.cumsum({a}, axis=0)"], ("int rows",)),
+]  # fmt: skip
+for kind in ("int", "float"):
+    STATEMENTS += [
+        (1, "bool", COMPARISONS, (kind, kind)), (2, kind, ["tl.where({c}, {a}, {b})"], (kind, kind, "bool")),
+        (1, f"{kind} tile", ARRANGED, (f"{kind} tile",)),
+    ]  # fmt: skip
+    for to, axis, shape in REDUCED:
+        forms = [f"tl.{how}({{a}}, axis={axis})" for how in ("sum", "max", "min")]
+        STATEMENTS.append((1, f"{kind} {to}", forms, (f"{kind} {shape}",)))
 
 
 class Writer:
@@ -42,7 +69,7 @@ class Writer:
         self.random = random.Random(seed)
         self.lines: list[str] = []
         self.values: list[tuple[str, str, str]] = [("n", "int", "scalar"), ("m", "int", "rows")]
-        self.indent = "    "
+        self.indent = ""
         self.num_names = 0
 
     def add(self, kind: str, shape: str, text: str) -> str:
@@ -54,25 +81,13 @@ class Writer:
         self.values.append((name, kind, shape))
         return name
 
-    def pick(self, kind: str, shapes: tuple[str, ...] = SHAPES) -> tuple[str, str]:
+    def pick(self, kind: str, shape: str = "") -> tuple[str, str]:
         """(name, shape) of a value, the newest more often; one is loaded if there is none."""
-        found = [(name, shape) for name, k, shape in self.values if k == kind and shape in shapes]
+        found = [(name, own) for name, k, own in self.values if k == kind and own in (shape or SHAPES)]
         if not found:
-            return self.load(kind, self.random.choice(shapes)), self.values[-1][2]
+            shape = shape or self.random.choice(SHAPES)
+            return self.load(kind, shape), shape
         return self.random.choice(found[-6:] if self.random.random() < 0.7 else found)
-
-    def broadcast(self, name: str, shape: str, to: str) -> str:
-        if to != "tile" or shape in ("tile", "scalar"):
-            return name
-        return f"{name}[:, None]" if shape == "rows" else f"{name}[None, :]"
-
-    def pair(self, kind: str) -> tuple[str, str, str]:
-        """Two operands, and the shape that they have together."""
-        a, first = self.pick(kind)
-        b, second = self.pick(kind)
-        shapes = {first, second} - {"scalar"}
-        shape = "scalar" if not shapes else shapes.pop() if len(shapes) == 1 else "tile"
-        return self.broadcast(a, first, shape), self.broadcast(b, second, shape), shape
 
     def load(self, kind: str, shape: str) -> str:
         offset = self.random.randrange(0, 200)
@@ -87,117 +102,58 @@ class Writer:
         text = f"tl.load({pointer} + {offset} + {index}{mask})"
         return self.add(kind, shape, f"{text}.to(tl.float32)" if kind == "float" else text)
 
-    # ---- statements
-
-    def combine(self, kind: str, forms: list[str], answer: str = "") -> None:
-        a, b, shape = self.pair(kind)
-        self.add(answer or kind, shape, self.random.choice(forms).format(a=a, b=b))
-
-    def arithmetic(self) -> None:
-        self.combine("int", INTEGERS)
-
-    def float_arithmetic(self) -> None:
-        self.combine("float", FLOATS if self.random.random() < 0.7 else FLOATS + ROUNDED)
-
-    def compare(self) -> None:
-        self.combine(self.random.choice(["int", "float"]), COMPARISONS, "bool")
-
-    def logic(self) -> None:
-        self.combine("bool", LOGIC)
-
-    def convert(self) -> None:
-        if self.random.random() < 0.5:
-            a, shape = self.pick("int")
-            self.add("float", shape, f"(({a} & 63) - 32).to(tl.float32)")
-        else:
-            a, shape = self.pick("float")
-            self.add("int", shape, f"{a}.to(tl.int32)")
-
-    def select(self) -> None:
-        kind = self.random.choice(["int", "float"])
-        a, b, shape = self.pair(kind)
-        c, _ = self.pick("bool", (shape, "scalar"))
-        self.add(kind, shape, f"tl.where({c}, {a}, {b})")
-
-    def reduce(self) -> None:
-        kind, how = self.random.choice(["int", "float"]), self.random.choice(["sum", "max", "min"])
-        a, shape = self.pick(kind, self.random.choice([("tile",), ("tile",), ("rows", "columns")]))
-        axis = self.random.choice([0, 1]) if shape == "tile" else 0
-        answer = ("rows" if axis else "columns") if shape == "tile" else "scalar"
-        self.add(kind, answer, f"tl.{how}({a}, axis={axis})")
-
-    def scan(self) -> None:
-        a, shape = self.pick("int", ("tile", "rows"))
-        self.add("int", shape, f"tl.cumsum({a}, axis={self.random.choice([0, 1]) if shape == 'tile' else 0})")
-
-    def arrange(self) -> None:
-        kind = self.random.choice(["int", "float"])
-        self.add(kind, "tile", self.random.choice(ARRANGED).format(a=self.pick(kind, ("tile",))[0]))
-
-    def product(self) -> None:
-        (a, _), (b, _) = self.pick("float", ("tile",)), self.pick("float", ("tile",))
-        b = self.random.choice([b, f"tl.trans({b})"])
-        narrow = self.random.choice(["", ".to(tl.float16)"])
-        start = self.random.choice(["", f", acc={self.pick('float', ('tile',))[0]}"])
-        self.add("float", "tile", f"tl.dot(({a}){narrow}, ({b}){narrow}{start}, input_precision='ieee')")
-
-    def gather(self) -> None:
-        index, shape = self.pick("int")
-        if self.random.random() < 0.5:
-            self.add("int", shape, f"tl.load(int_ptr + ({index} & 255))")
-        else:  # a mask that depends on data
-            self.add("int", shape, f"tl.load(int_ptr + {index}, mask=({index} >= 0) & ({index} < 256), other=-3)")
+    def combine(self, answer: str, forms: list[str], operands: tuple[str, ...]) -> None:
+        """A row of the table."""
+        picked = [self.pick(*operand.split()) for operand in operands]
+        shapes = {shape for _, shape in picked} - {"scalar"}
+        shape = "tile" if len(shapes) > 1 else next(iter(shapes), "scalar")
+        spread = {"rows": "[:, None]", "columns": "[None, :]"} if shape == "tile" else {}
+        texts = {letter: name + spread.get(own, "") for letter, (name, own) in zip("abc", picked, strict=False)}
+        kind, *given = answer.split()
+        self.add(kind, *given or [shape], self.random.choice(forms).format(**texts))
 
     def store(self) -> None:
         """Something is written, and read again in another order."""
-        a, _ = self.pick("int", ("tile",))
-        condition, _ = self.pick("bool", ("tile", "scalar"))
-        masks = ["", ", mask=place < n * 16", ", mask=m[:, None] < n", f", mask={condition}"]
-        mask = self.random.choice(masks)
-        self.lines.append(f"{self.indent}tl.store(out_int_ptr + place, {a}{mask})")
+        a, _ = self.pick("int", "tile")
+        masks = ["", ", mask=place < n * 16", ", mask=m[:, None] < n", f", mask={self.pick('bool', 'tile')[0]}"]
+        self.lines.append(f"{self.indent}tl.store(out_int_ptr + place, {a}{self.random.choice(masks)})")
         self.lines.append(f"{self.indent}tl.debug_barrier()")
         self.add("int", "tile", "tl.load(out_int_ptr + place)")
 
-    def loop(self) -> None:
-        """A few turns, which carry an integer and a float."""
-        if self.indent != "    ":
-            return
-        (a, first), (b, second) = self.pick("int", ("tile", "rows", "scalar")), self.pick("float", ("tile", "rows"))
-        x, y = self.add("int", first, f"{a} + 0"), self.add("float", second, f"{b} + 0.0")
-        self.lines.append(f"    for turn in range({self.random.choice(['3', 'n & 3', '(n & 1) * 2'])}):")
+    @contextmanager
+    def inside(self, header: str) -> Iterator[None]:
+        """A loop or a branch, with some statements; what they name is not seen behind it."""
         before = len(self.values)
-        self.indent = "        "
-        self.add("int", "scalar", "n * 0 + turn")
+        self.lines.append(header)
+        self.indent = "    "
+        self.add("int", "scalar", "n * 0 + turn" if header.startswith("for") else "n - 1")
         for _ in range(self.random.randrange(1, 4)):
             self.statement()
-        c, _ = self.pick("int", (first, "scalar"))
-        d, _ = self.pick("float", (second, "scalar"))
-        self.lines.append(f"{self.indent}{x} = {x} * 3 + {c}")
-        self.lines.append(f"{self.indent}{y} = tl.minimum(tl.maximum({y} - {d}, -64.0), 64.0)")
-        self.indent = "    "
+        yield
+        self.indent = ""
         del self.values[before:]
 
-    def branch(self) -> None:
-        if self.indent != "    ":
-            return
-        a, shape = self.pick("int", ("tile", "rows"))
-        x = self.add("int", shape, f"{a} - 1")
-        condition, _ = self.pick("int", ("scalar",))
-        self.lines.append(f"    if ({condition} & 1) == 0:")
-        before = len(self.values)
-        self.indent = "        "
-        for _ in range(self.random.randrange(1, 3)):
-            self.statement()
-        c, _ = self.pick("int", (shape, "scalar"))
-        self.lines += [f"        {x} = {x} ^ {c}", "    else:", f"        {x} = {x} + 5"]
-        self.indent = "    "
-        del self.values[before:]
+    def loop(self, shape: str) -> None:
+        """A few turns, which carry an integer and a float."""
+        (a, _), (b, _) = self.pick("int", shape), self.pick("float", shape)
+        x, y = self.add("int", shape, f"{a} + 0"), self.add("float", shape, f"{b} + 0.0")
+        with self.inside(f"for turn in range({self.random.choice(['3', 'n & 3', '(n & 1) * 2'])}):"):
+            (c, _), (d, _) = self.pick("int", shape), self.pick("float", shape)
+            self.lines += [f"    {x} = {x} * 3 + {c}", f"    {y} = tl.minimum(tl.maximum({y} - {d}, -64.0), 64.0)"]
+
+    def branch(self, shape: str) -> None:
+        a, _ = self.pick("int", shape)
+        x, (condition, _) = self.add("int", shape, f"{a} - 1"), self.pick("int", "scalar")
+        with self.inside(f"if ({condition} & 1) == 0:"):
+            self.lines.append(f"    {x} = {x} ^ {self.pick('int', shape)[0]}")
+        self.lines += ["else:", f"    {x} = {x} + 5"]
 
     def statement(self) -> None:
-        choices = [self.arithmetic] * 5 + [self.float_arithmetic] * 5 + [self.select] * 3 + [self.reduce] * 2
-        choices += [self.convert, self.compare, self.compare, self.logic, self.reduce, self.scan, self.arrange]
-        choices += [self.product, self.gather, self.store, self.loop, self.branch]
-        self.random.choice(choices)()
+        rows = [(often, self.combine, row) for often, *row in STATEMENTS] + [(1, self.store, ())]
+        if not self.indent:
+            rows += [(1, nested, (self.random.choice(["tile", "rows"]),)) for nested in (self.loop, self.branch)]
+        ((_, method, arguments),) = self.random.choices(rows, [often for often, *_ in rows])
+        method(*arguments)
 
     def write(self) -> list[str]:
         """The lines of the kernel."""
@@ -208,8 +164,8 @@ class Writer:
         results = [value for value in self.values[2:] if value[1] != "bool"]
         for row, (name, kind, shape) in enumerate(results, 1):
             place = {"tile": "place", "scalar": "0"}.get(shape, "m")
-            self.lines.append(f"    tl.store(out_{kind}_ptr + {256 * row} + {place}, {name})")
-        return [line.removeprefix("    ") for line in self.lines]
+            self.lines.append(f"tl.store(out_{kind}_ptr + {256 * row} + {place}, {name})")
+        return self.lines
 
 
 def outputs(seed: int, how: str) -> list[Any]:

@@ -167,54 +167,6 @@ def check_each_program_runs_once(pool, kernel):
     assert list(counts) == [400] * n, "a program ran twice, or not at all"
 
 
-def check_small_chunks(pool, kernel):
-    """While program 0 lasts, its thread has little else: the others do the rest."""
-    whos = [run_timed(pool, kernel, 64, 300, 2) for _ in range(10)]  # a loaded machine may keep the others waiting
-    least = min(who.count(who[0]) for who in whos)
-    assert least <= 24, f"{least} of 64 programs waited for the thread of a long one"
-
-
-def times_woken():
-    """How often the other threads of this process have slept until now."""
-    own, count = threading.get_native_id(), 0
-    for task in os.listdir("/proc/self/task"):
-        if int(task) != own:
-            with open(f"/proc/self/task/{task}/status") as file:
-                count += sum(int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches"))
-    return count
-
-
-def check_cheap_launches_wake_nobody(pool, kernel):
-    """To wake a thread takes longer than a launch of microseconds."""
-    who, counts = buffer(8), buffer(8)
-    jobs = Jobs(kernel, [((8, 1, 1), who, counts, 8, 1, 0)])
-    pool.pool_run(jobs.pointer, 1, 2)  # from which the pool learns what it takes
-    time.sleep(0.01)
-    before = times_woken()
-    for _ in range(40):
-        time.sleep(0.004)
-        pool.pool_run(jobs.pointer, 1, 2)
-    woken = times_woken() - before
-    assert list(counts) == [41] * 8
-    assert woken < 20, f"a thread was woken {woken} times for 40 launches of microseconds"
-
-
-def check_lists_of_cheap_launches(pool, kernel):
-    """Launches of microseconds are shared if they are many: asleep at its beginning, threads are woken for a list."""
-    n, counts = 60, buffer(60)
-    for _ in range(20):
-        whos = [buffer(n) for _ in range(1000)]
-        time.sleep(0.005)
-        jobs = Jobs(kernel, [((n, 1, 1), who, counts, n, 1, 0) for who in whos])
-        pool.pool_run(jobs.pointer, 1, 1)
-        pool.pool_run(jobs.pointer, 1, 2)  # from which the pool learns what it takes
-        time.sleep(0.005)
-        pool.pool_run(jobs.pointer, jobs.number, 2)
-        if len({thread for who in whos for thread in who}) == 2:
-            return
-    raise AssertionError("a thread did all of 1,000 launches alone")
-
-
 def check_an_absent_thread(pool, kernel):
     """A thread whose program has no processor (here: sleeps) gets no more of its list, and is back for the next."""
     for _ in range(20):

@@ -54,10 +54,10 @@ def mixed(
 
 
 @triton.jit
-def number(out_ptr, width, height):
+def number(out_ptr):
     """Each program's place in the grid."""
     x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    place = x + width * (y + height * z)
+    place = x + tl.num_programs(0) * (y + tl.num_programs(1) * z)
     tl.store(out_ptr + place, place)
 
 
@@ -126,12 +126,6 @@ def asserts(x_ptr, n, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs, mask=offs < n, other=0)
     tl.device_assert(x < 5, "five is too many")
-
-
-@triton.jit
-def counts_bins(x_ptr, out_ptr, BLOCK: tl.constexpr):
-    offs = tl.arange(0, BLOCK)
-    tl.store(out_ptr + offs, tl.histogram(tl.load(x_ptr + offs), BLOCK))
 
 
 def with_driver(check, threads=None, limit_s=None):

@@ -64,25 +64,6 @@ def constants(out_ptr, long_ptr, half_ptr, narrow_ptr):
 
 
 @triton.jit
-def scalars(out_ptr, i8, i16, i32, i64, f, flag):
-    tl.store(out_ptr, i8)
-    tl.store(out_ptr + 1, i16)
-    tl.store(out_ptr + 2, i32)
-    tl.store(out_ptr + 3, i64)
-    tl.store(out_ptr + 4, (f * 2).to(tl.int64))
-    tl.store(out_ptr + 5, tl.where(flag, 1, 2))
-    tl.store(out_ptr + 6, tl.cdiv(i32, 7))
-
-
-@triton.jit
-def grid_ids(out_ptr):
-    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    nx, ny, nz = tl.num_programs(0), tl.num_programs(1), tl.num_programs(2)
-    place = (z * ny + y) * nx + x
-    tl.store(out_ptr + place, x + 10 * y + 100 * z + 1000 * nz)
-
-
-@triton.jit
 def inline_ptx(out_ptr):
     x = tl.inline_asm_elementwise("mov.u32 $0, 1;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(out_ptr, x)

@@ -13,8 +13,8 @@ import triton_on_cpu
 from ptx_emulator import emulated
 from tests.kernels.cpu import programs
 from tests.kernels.cpu.programs import with_driver
-from tests.kernels.planting import record_there
-from tests.mutation import Mutant, installed, is_killed
+from tests.kernels.planting import noticing
+from tests.mutation import installed, is_killed
 from twophase_kernels._triton import mode, triton
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -43,18 +43,18 @@ def check_grids():
     out = torch.full((2, 3, 4), -1)
     for threads in (1, 3):
         triton_on_cpu.set_num_threads(threads)
-        programs.number[(4, 3, 2)](out.fill_(-1), 4, 3)
+        programs.number[(4, 3, 2)](out.fill_(-1))
         assert torch.equal(out.flatten(), torch.arange(24))
     for grid in ((0,), (3, 0), (3, 2, 0)):
-        programs.number[grid](out.fill_(-1), 4, 3)
+        programs.number[grid](out.fill_(-1))
     assert (out == -1).all()
     for grid in ((2**31,), (2**16, 2**15, 2), (-1,), (-2, -3), (0, -1)):
         with pytest.raises(ValueError, match=r"number: the grid \(.*\) must have 0 to 2147483647 programs"):
-            programs.number[grid](out, 4, 3)
+            programs.number[grid](out)
     with pytest.raises(
         ValueError, match=r"number: the grid \(2\.0, 1, 1\) must be of integers: triton\.cdiv\(n, BLOCK\)"
     ):
-        programs.number[(10 / 5,)](out, 4, 3)
+        programs.number[(10 / 5,)](out)
     assert (out == -1).all()
 
 
@@ -179,21 +179,23 @@ def test_a_cache_that_cannot_be_written(tmp_path):
     assert "each process compiles its kernels anew" in errors
 
 
-LAUNCH = "triton_on_cpu.launch"
-MUTANTS = [
-    ("floats in eight bytes", LAUNCH, '"fp32": "f4x"', '"fp32": "d"', check_arguments),
-    ("unsigned as signed", LAUNCH, ', "u64": "Q"}', "}", check_arguments),
-    ("places of the signature without constants", LAUNCH, "(source.fn.arg_names.index(name), kind.startswith(\"*\")) for name, kind in kinds.items()", "(i, kind.startswith(\"*\")) for i, kind in enumerate(kinds.values())", check_arguments),
-    ("x and y swapped", LAUNCH, "self._pack(self.function, x, y, z,", "self._pack(self.function, y, x, z,", check_grids),
-    ("two negative extents", LAUNCH, " or x < 0 or y < 0:", ":", check_grids),
-    ("any number of programs", LAUNCH, "0 < x * y * z <= MAX_PROGRAMS", "0 < x * y * z", check_grids),
-    ("a grid's error as struct says it", LAUNCH, "if not any(isinstance(size, float) for size in (x, y, z)):", "if True:", check_grids),
-    ("seconds as milliseconds", LAUNCH, "(later.time_s - self.time_s) * 1e3", "later.time_s - self.time_s", check_do_bench),
-    ("NaN is a limit", "triton_on_cpu.driver", "not time_limit_s > 0:", "time_limit_s <= 0:", check_time_limits),
-    ("devices not looked at", LAUNCH, 'if not getattr(values[place], "is_cpu", False):', "if False:", check_devices),
-    ("torch's threads whatever is set", "triton_on_cpu.pool", "return _num_threads or torch", "return torch", check_threads),
-    ("only the library is removed", LAUNCH, "metadata.name, files.values())", "metadata.name, [])", check_lost_files),
-]  # fmt: skip
+MUTANTS = {
+    ("launch",): [
+        ("unsigned as signed", ', "u64": "Q"}', "}", check_arguments),
+        ("places of the signature without constants", "(source.fn.arg_names.index(name), kind.startswith(\"*\")) for name, kind in kinds.items()", "(i, kind.startswith(\"*\")) for i, kind in enumerate(kinds.values())", check_arguments),
+        ("two negative extents", " or x < 0 or y < 0:", ":", check_grids),
+        ("any number of programs", "0 < x * y * z <= MAX_PROGRAMS", "0 < x * y * z", check_grids),
+        ("a grid's error as struct says it", "if not any(isinstance(size, float) for size in (x, y, z)):", "if True:", check_grids),
+        ("devices not looked at", 'if not getattr(values[place], "is_cpu", False):', "if False:", check_devices),
+        ("only the library is removed", "metadata.name, files.values())", "metadata.name, [])", check_lost_files),
+    ],
+    ("driver",): [
+        ("NaN is a limit", "not time_limit_s > 0:", "time_limit_s <= 0:", check_time_limits),
+    ],
+    ("pool",): [
+        ("torch's threads whatever is set", "return _num_threads or torch", "return torch", check_threads),
+    ],
+}  # fmt: skip
 
 
 def noticed(mutant, check):
@@ -213,7 +215,4 @@ def noticed(mutant, check):
     return is_killed(mutant, with_module)
 
 
-@pytest.mark.mutants
-@pytest.mark.parametrize(("name", "module", "old", "new", "check"), MUTANTS, ids=[row[0] for row in MUTANTS])
-def test_mutants_are_killed(compiling, name, module, old, new, check):
-    record_there(compiling, noticed, Mutant(name, module, old, new), check)
+test_mutants_are_killed = noticing(MUTANTS, "triton_on_cpu", noticed)

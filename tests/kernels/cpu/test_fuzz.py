@@ -32,10 +32,6 @@ def compare(seeds, others):
             )
 
 
-def test_some_as_interpreted(tmp_path):
-    compare(range(200, 208), interpreted(range(200, 208), tmp_path))
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(0, 160, EACH))
 def test_as_interpreted(first, tmp_path):

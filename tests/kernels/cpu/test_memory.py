@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, masks and shapes, compiled; and what a checked kernel makes of a wrong access."""
+"""Loads, stores, atomics, masks, shapes, loops and branches, compiled; and what a checked kernel makes of a wrong access."""
 
 import ctypes
 import functools
@@ -102,59 +102,79 @@ def test_every_way_to_write_a_bound(n, checked):
     assert torch.equal(out, torch.stack([torch.where(mask, x, 0.0) for mask in masks]))
 
 
-def moves():
-    """Kernel, arguments, and what some of them hold afterwards, by place."""
-    x, out, i = numbers(16), torch.zeros(16), torch.arange(16)
-    index = torch.randint(0, 100, (16,), dtype=torch.int32)
+def whole(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def fibonacci(n):
+    a, b, i = torch.arange(16), torch.arange(16) + 1, torch.arange(16)
+    for _ in range(n):
+        a, b = b, a + b
+    return torch.stack([a, b, i + 2 * n]).int()
+
+
+def cases():
+    """Kernel, arguments, what some of them hold afterwards, by place; and the number of programs, unless it is 1."""
+    x, out, i, zeros = numbers(16), torch.zeros(16), torch.arange(16), whole(*[0] * 16)
+    index, mixed = torch.randint(0, 100, (16,), dtype=torch.int32), torch.randint(0, 1000, (100,), dtype=torch.int32)
     order, rows = torch.randperm(16, dtype=torch.int32), numbers(4, 16)
     gathered = torch.where(i < 11, numbers(100)[index.long()], 0.0)
     shifted = torch.cat([numbers(64)[1:50], torch.zeros(1), numbers(64)[50:]])
+    counted = {
+        1: torch.bincount(mixed % 4, minlength=4).int(),
+        2: torch.stack([mixed.max(), mixed.min()]),
+        3: torch.cat([mixed, whole(*[-9] * 100)]),
+    }
+    signs, turned = (torch.arange(320) % 3 - 1).float(), x.view(2, 8).T.reshape(2, 8).T.reshape(2, 8).T.reshape(16)
     return {
         "gathered": (kernels.gathered, (numbers(100), index, torch.full((16,), -1.0), 11), {2: gathered}),
         "all is read before anything is written": (kernels.shift_in_place, (numbers(64), 50), {0: shifted}),
         "read before a store and after it": (kernels.read_twice, (numbers(16), out), {1: 21 * x}),
         "read before a store, used after it": (kernels.overwritten, (numbers(16), out), {1: x}),
         "backwards": (kernels.backwards, (x, out, 11), {1: torch.cat([x[:11].flip(0), torch.zeros(5)])}),
+        "one tensor for two arguments": (kernels.backwards, (y := numbers(16), y, 16), {1: x.flip(0)}),
         "gathered rows": (kernels.gathered_rows, (rows, order, torch.zeros(4, 16)), {2: rows[:, order.long()]}),
         "known bounds": (kernels.known_bounds, (x, out), {1: torch.where((i > 0) & (i < 15), x, 0.0)}),
-    }
+        "atomics": (kernels.atomics, (mixed, whole(0, 0, 0, 0), whole(-1, 5000), whole(*[-9] * 200), 100), counted, 4),
+        # Small integers, whose sums are exact in any order.
+        "floats are added": (kernels.add_floats, (signs, torch.zeros(1)), {1: signs.sum()[None]}, 20),
+        "compare and swap": (kernels.ticket, (whole(0), whole(*[-1] * 5), 5), {0: whole(1), 1: whole(0, 1, 1, 1, 1)}, 5),
+        "while": (kernels.collatz, (whole(1, 2, 7, 27), zeros), {1: torch.cat([whole(0, 1, 16, 111), zeros[4:]])}, 4),
+        "early return": (kernels.early, (whole(3, -4, 5, -6, 7), whole(*[0] * 5), 4), {1: whole(6, -1, 10, -1, 0)}, 5),
+        **{
+            f"carried tensors change places {n} times": (kernels.fibonacci, (torch.zeros(3, 16).int(), n), {0: fibonacci(n)})
+            for n in (0, 1, 7)
+        },
+        "scalars change places": (kernels.change_places, (whole(0, 0), 1), {0: whole(2, 1)}),
+        "the first branch": (kernels.choose, (i.int(), zeros.clone(), 3), {1: i.int() + 4}),
+        "the other branch": (kernels.choose, (i.int(), zeros.clone(), -3), {1: i.int() * 3 - 8}),
+        "arranged anew at each turn": (kernels.turning, (x, out, 3), {1: turned}),
+        "moved by a tensor": (kernels.drift, (i.int() % 5, zeros.clone(), 4), {1: (i + 4 * (i % 5)).int()}),
+    }  # fmt: skip
 
 
 @CHECKED
-@pytest.mark.parametrize("what", moves())
-def test_moves(what, checked):
-    kernel, values, expected = moves()[what]
-    assert run(kernel, *values, checked=checked) is None
+@pytest.mark.parametrize("what", cases())
+def test_cases(what, checked):
+    kernel, values, expected, *grid = cases()[what]
+    assert run(kernel, *values, grid=grid or (1,), checked=checked) is None
     for place, want in expected.items():
         assert torch.equal(values[place], want)
 
 
-@CHECKED
-def test_atomics(checked):
-    x = torch.randint(0, 1000, (100,), dtype=torch.int32)
-    count, extreme, old = (
-        torch.zeros(4, dtype=torch.int32),
-        torch.tensor([-1, 5000], dtype=torch.int32),
-        torch.full((200,), -9, dtype=torch.int32),
-    )
-    assert run(kernels.atomics, x, count, extreme, old, 100, grid=(4,), checked=checked) is None
-    assert torch.equal(count, torch.bincount(x % 4, minlength=4).int())
-    assert extreme.tolist() == [int(x.max()), int(x.min())]
-    assert torch.equal(old, torch.cat([x, torch.full((100,), -9, dtype=torch.int32)]))
+LIMIT = 2**31 - 1
 
 
-def test_floats_are_added_atomically():
-    """Small integers, whose sums are exact in any order."""
-    x, total = (torch.arange(320) % 3 - 1).float(), torch.zeros(1)
-    run(kernels.add_floats, x, total, grid=(20,))
-    assert total.item() == x.sum().item()
-
-
-def test_compare_and_swap():
-    turn, out = torch.zeros(1, dtype=torch.int32), torch.full((5,), -1, dtype=torch.int32)
-    run(kernels.ticket, turn, out, 5, grid=(5,))
-    assert turn.item() == 1
-    assert out.tolist() == [0, 1, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("low", "high", "step"),
+    [(0, 10, 1), (3, 10, 4), (5, 5, 1), (7, 2, 1), (-5, 5, 3), (LIMIT - 10, LIMIT, 7), (-LIMIT, -LIMIT + 3, 2)],
+)
+def test_counters(low, high, step):
+    """A counter that would pass the largest int32 ends the loop all the same."""
+    out = whole(0, 0)
+    run(kernels.counts, out, low, high, step, checked=True, limit_s=5)
+    turns = list(range(low, high, step))
+    assert out.tolist() == [len(turns), turns[-1] if turns else -1]
 
 
 # ---- checked kernels
@@ -182,10 +202,6 @@ def test_a_write_too_far_is_not_made():
     assert (fault.kind, fault.program, fault.argument, fault.element) == ("store", (1, 0, 0), 1, 66)
     assert (storage[64:] == 0).all(), "the row with the wrong access is left out as a whole"
     assert torch.equal(storage[:64], numbers(80)[:64])
-
-
-def whole(*values):
-    return torch.tensor(values, dtype=torch.int32)
 
 
 FAULTS = {  # kernel, arguments, extents: kind, program, argument, element
@@ -238,11 +254,7 @@ def test_addresses_of_many_steps(checked):
 
 
 @CHECKED
-def test_one_tensor_for_two_arguments(checked):
-    x = numbers(16)
-    expected = x.flip(0)
-    run(kernels.backwards, x, x, 16, checked=checked)
-    assert torch.equal(x, expected)
+def test_one_tile_for_two_arguments(checked):
     run(kernels.tile, y := numbers(8, 32), y, 8, 32, 32, 32, checked=checked, x_column=1, out_column=1)
     assert torch.equal(y, 2 * numbers(8, 32))
 

@@ -13,16 +13,8 @@ from tests.kernels.cpu import small_kernels as kernels
 from tests.kernels.cpu.harness import build, optimised, run
 from twophase_kernels._triton import tl
 
-SHAPES = [
-    (16, 32, 64),
-    (8, 32, 64),
-    (4, 64, 32),
-    (2, 64, 32),
-    (2, 16, 16),
-    (4, 8, 16),
-    (16, 8, 16),
-    (64, 16, 32),
-]  # (M, N, K)
+# (M, N, K)
+SHAPES = (16, 32, 64), (8, 32, 64), (4, 64, 32), (2, 64, 32), (2, 16, 16), (4, 8, 16), (16, 8, 16), (64, 16, 32)
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn}
 
 
@@ -46,14 +38,12 @@ def check(shape, turned, dtype, out_dtype=torch.float32):
     assert torch.equal(product(a, b, turned, out_dtype).double(), a.double() @ b.double() + 1)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "turned"), selected(SHAPES, (False, True)), ids=str)
 def test_product(shape, turned):
     check(shape, turned, torch.float32)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "turned"), selected(SHAPES, (False, True)), ids=str)
 def test_product_of_bf16(shape, turned):
     """Numbers that use all bits of bf16, whose products are seldom exact, against sums in fp64."""
     m, n, k = shape
@@ -87,7 +77,8 @@ def lying(b, in_word):
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "in_word", "checked"), selected(("f32", "bf16"), (1, 2, 4, 8, 16), (1, 2, 4), (False, True))
+    ("kind", "rows", "in_word", "checked"),
+    selected(("f32", "bf16"), (1, 2, 4, 8, 16), (1, 2, 4), (False, True), strength=2),
 )
 def test_as_it_lies(kind, rows, in_word, checked):
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[kind]
@@ -121,7 +112,7 @@ def test_the_values_rows_are_asked_for_beside_the_keys(checked):
     assert asked == ([] if checked else [("2", "1")]), "v's, where k's row begins"
 
 
-LESS = ["-mno-amx-bf16", "-mno-amx-bf16 -mno-avx512bf16", "-mno-amx-bf16 -mno-avx512f"]
+LESS = "-mno-amx-bf16", "-mno-amx-bf16 -mno-avx512bf16", "-mno-amx-bf16 -mno-avx512f"
 
 
 @contextmanager
@@ -133,16 +124,13 @@ def a_processor(without):
         yield
 
 
-@pytest.mark.parametrize("without", LESS)
-@pytest.mark.parametrize(("kind", "rows"), [("bf16", 4), ("bf16", 16), ("f32", 16), ("f32", 1)])
+@pytest.mark.parametrize(("kind", "rows", "without"), selected(("bf16", "f32"), (1, 4, 16), LESS))
 def test_processors_that_have_less(kind, rows, without):
     with a_processor(without):
         test_as_it_lies(kind, rows, 2, checked=False)
 
 
-@pytest.mark.parametrize("without", LESS)
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("shape", [(16, 32, 64), (4, 64, 32), (2, 16, 16)], ids=str)
+@pytest.mark.parametrize(("shape", "turned", "without"), selected(SHAPES[::2], (False, True), LESS), ids=str)
 def test_bf16_on_processors_that_have_less(shape, turned, without):
     with a_processor(without):
         test_product_of_bf16(shape, turned)

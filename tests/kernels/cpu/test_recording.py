@@ -7,13 +7,11 @@ import torch
 
 import triton_on_cpu
 from tests.kernels.cpu import programs
-from tests.kernels.planting import record_there
-from tests.mutation import Mutant, is_killed
+from tests.kernels.planting import noticing
+from tests.mutation import is_killed
 from triton_on_cpu import TritonOnCpuError, recording
 
 pytest.importorskip("triton", reason="not run here: no triton")
-
-MODULE = "triton_on_cpu.recording"
 
 
 def in_child(mutant, check):
@@ -175,26 +173,17 @@ def test_recording(compiling, check):
     compiling.call(in_child, None, check)
 
 
-MUTANTS = [
+MUTANTS = {("recording",): [
     ("each launch has the last one's values", "self._list = list_of(self.packed)", "self._list = list_of(self.packed[-1:] * len(self.packed))", check_replays),
-    ("the last launch is left out", "len(self.packed), num_threads())", "len(self.packed) - 1, num_threads())", check_replays),
     ("torch may compute", "            if not self._is_recorded:\n", "            if False:\n", check_refusals),
     ("torch may write", "if not self._is_recorded and is_mutable and", "if False and", check_unrepeatable),
     ("a recording never ends", "    finally:\n        driver.of_thread.recording = None", "    finally:\n        pass", check_more_recordings),
     ("recordings within recordings", "if driver.of_thread.recording is not None:", "if False:", check_refusals),
     ("checked launches recorded", "    if driver.checked:\n", "    if False:\n", check_refusals),
     ("schemas tell views from copies", "or _address(leaf) not in before]", "or not (function.is_view or _address(leaf) in before)]", check_unrepeatable),
-    ("results stay old", "            recorded.copy_(results[i])", "            pass", check_operations),
     ("changes in place once", "if fresh or is_mutable:", "if fresh:", check_operations),
-    ("operations after all launches", "self._parts.append(operation)", "self._parts.insert(len(self._parts) - 1, operation)", check_operations),
     ("launches join those before an operation", "if not isinstance(last, _Launches):", "if last is None:", check_operations),
     ("numbers for Python", "if has_free_shape or not all(isinstance(results[i], Tensor) for i in fresh)", "if has_free_shape", check_unrepeatable),
     ("shapes from numbers", "if has_free_shape or not", "if not", check_unrepeatable),
-    ("the first result only", "for i in fresh]\n\n", "for i in fresh[:1]]\n\n", check_operations),
-]  # fmt: skip
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("name", "old", "new", "check"), MUTANTS, ids=[row[0] for row in MUTANTS])
-def test_mutants_are_killed(compiling, name, old, new, check):
-    record_there(compiling, in_child, Mutant(name, MODULE, old, new), check)
+]}  # fmt: skip
+test_mutants_are_killed = noticing(MUTANTS, "triton_on_cpu", in_child)

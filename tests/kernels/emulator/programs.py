@@ -52,9 +52,9 @@ def run(
         shared: uint8 [blocks, shared_bytes], what shared memory holds at first.
         module: A module of the emulator, perhaps with a bug planted, whose parts stand for the real ones.
     """
-    program = getattr(module, "parse", ptx.parse)(text_of(lines, threads))
+    program = ptx.parse(text_of(lines, threads))
     builders = machine.BUILDERS | getattr(module, "BUILDERS", {})
-    runner = getattr(module, "Machine", machine.Machine)(program, builders, seed=seed)
+    runner = machine.Machine(program, builders, seed=seed)
     inside = getattr(module, "SharedMemory", memory.SharedMemory)(blocks, shared_bytes, runner.granule(), threads // 32)
     if shared is not None:
         inside.bytes.reshape(blocks, -1)[:, :shared_bytes] = shared

@@ -26,11 +26,6 @@ def integers(*shape):
     return np.random.default_rng(1).integers(0, 2**32, shape, np.uint64).astype(np.uint32)
 
 
-def packed(pairs):
-    """uint16 [threads, 2 * registers] or uint8 [threads, 4 * registers] -> a uint32 array per register."""
-    return list(np.ascontiguousarray(pairs).view(np.uint32).T)
-
-
 # -- ldmatrix, stmatrix -----------------------------------------------------------------------------------------------
 
 
@@ -68,38 +63,56 @@ def check_matrices_in_shared_memory(module):
 # -- mma.sync ---------------------------------------------------------------------------------------------------------
 
 
+def fragments(bits):
+    """[32 threads, elements] of A [16, k] or of B [8, k]: runs of 4 bytes in k, laid out as the PTX ISA says."""
+    run_length = 4 // bits.itemsize
+    out = np.zeros((32, bits.size // 32), bits.dtype)
+    for thread, i in np.ndindex(*out.shape):
+        (g, q), (register, within) = divmod(thread, 4), divmod(i, run_length)
+        row, block = (g, register) if len(bits) == 8 else (g + 8 * (register % 2), register // 2)
+        out[thread, i] = bits[row, run_length * (q + 4 * block) + within]
+    return out
+
+
+def of_warps(bits, num_warps):
+    """A uint32 array per register, of warps that have a part of the rows each."""
+    pairs = np.concatenate([fragments(part) for part in np.split(bits, num_warps)])
+    return list(np.ascontiguousarray(pairs).view(np.uint32).T)
+
+
+def group(names):
+    return "{" + ", ".join(names) + "}"
+
+
+def sums(n):
+    return [f"%r{20 + i}" for i in range(n // 2)]
+
+
+def result(registers, n, threads=128):
+    """fp32 [16 per warp, n], element by element."""
+    out = np.zeros((threads // 2, n), np.float32)
+    for thread in range(threads):
+        w, g, q = thread // 32, thread % 32 // 4, thread % 4
+        for i, name in enumerate(sums(n)):
+            out[16 * w + g + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * q + i % 2] = registers[name].view(np.float32)[thread]
+    return out
+
+
 def check_mma(module):
-    cases = [(kind, kind, k) for kind in KINDS for k in (16, 8)]
-    for kind_a, kind_b, k in (*cases, *((a, b, 32) for a in FLOAT8 for b in FLOAT8)):
-        # two warps
-        products = [(random_matrix(16, k, kind_a, s), random_matrix(k, 8, kind_b, s + 9)) for s in (0, 1)]
-        run_length = 4 if kind_a in FLOAT8 else 2  # elements of a register, side by side
-        num_a, num_b = k // 2, k // 4
-        a, b = np.zeros((64, num_a), products[0][0][0].dtype), np.zeros((64, num_b), products[0][1][0].dtype)
-        c = np.arange(64 * 4, dtype=np.float32).reshape(64, 4)
-        for thread in range(64):
-            (bits_a, _), (bits_b, _) = products[thread // 32]
-            g, q = thread % 32 // 4, thread % 4
-            for i in range(num_a):
-                register, column = i // run_length, run_length * q + i % run_length
-                a[thread, i] = bits_a[g + 8 * (register % 2), column + 4 * run_length * (register // 2)]
-            for i in range(num_b):
-                b[thread, i] = bits_b[run_length * q + i % run_length + 4 * run_length * (i // run_length), g]
-        names = [
-            [f"%r{first + i}" for i in range(n)]
-            for first, n in zip((11, 21, 31, 41), (num_a // run_length, num_b // run_length, 4, 4), strict=True)
-        ]
-        registers = dict(zip(names[0], packed(a), strict=True)) | dict(zip(names[1], packed(b), strict=True))
-        registers |= dict(zip(names[2], c.T, strict=True))
-        operands = ", ".join("{" + ", ".join(names[i]) + "}" for i in (3, 0, 1, 2))
-        lines = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kind_a}.{kind_b}.f32 {operands};"
-        got = run(lines, registers, threads=64, module=module)
-        for thread in range(64):
-            want = products[thread // 32][0][1] @ products[thread // 32][1][1]
-            g, q = thread % 32 // 4, thread % 4
-            for i in range(4):
-                value = got[names[3][i]].view(np.float32)[thread]
-                assert value == want[g + 8 * (i // 2), 2 * q + i % 2] + c[thread, i], (kind_a, kind_b, k, thread, i)
+    """Two warps with a product each."""
+    cases = [*((kind, kind, k) for kind in KINDS for k in (16, 8)), *((a, b, 32) for a in FLOAT8 for b in FLOAT8)]
+    for kind_a, kind_b, k in cases:
+        (bits_a, a), (bits_b, b) = random_matrix(32, k, kind_a), random_matrix(16, k, kind_b, 9)
+        in_a, in_b = (
+            {f"%r{first + i}": x for i, x in enumerate(of_warps(bits, 2))}
+            for first, bits in ((11, bits_a), (51, bits_b))
+        )
+        c = dict(zip(sums(8), np.arange(256, dtype=np.float32).reshape(4, 64), strict=True))
+        operands = ", ".join(map(group, (c, in_a, in_b, c)))
+        line = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kind_a}.{kind_b}.f32 {operands};"
+        got = run(line, c | in_a | in_b, threads=64, module=module)
+        want = np.concatenate([a[:16] @ b[:8].T, a[16:] @ b[8:].T]) + result(c, 8, 64)
+        np.testing.assert_array_equal(result(got, 8, 64), want, f"{kind_a} {kind_b} {k}")
 
 
 # -- wgmma ------------------------------------------------------------------------------------------------------------
@@ -108,26 +121,19 @@ MODE = {128: 1, 64: 2, 32: 3}  # of the descriptor, by bytes of a swizzled row
 ROW_GROUP = {128: 1, 64: 2, 32: 4}  # rows of a swizzled pattern's chunks that stay in place together
 
 
-def place(shared, base, tile, span, transposed, leading, stride):
-    """Write a tile, uint16 [rows, k], at `base` the way wgmma reads it with these strides and this swizzle."""
-    elements = span // 2
+def place(shared, base, tile, span, stride, leading=0, transposed=False):
+    """Write a tile [rows, k] at `base` the way wgmma reads it with these strides and this swizzle."""
+    elements = span // tile.itemsize
     for (row, k), bits in np.ndenumerate(tile):
         if transposed:  # runs along the rows; the k-th of 8 lines
-            line, byte = k % 8, row % elements * 2
+            line, byte = k % 8, row % elements * tile.itemsize
             start = row // elements * leading + k // 8 * stride
         else:
-            line, byte = row % 8, k * 2
+            line, byte = row % 8, k * tile.itemsize
             start = row // 8 * stride
         chunk = byte // 16 ^ line // ROW_GROUP[span] % (span // 16)
         address = base + start + line * span + 16 * chunk + byte % 16
-        shared[address : address + 2] = np.frombuffer(int(bits).to_bytes(2, "little"), np.uint8)
-
-
-def place_bytes(shared, base, tile, span, stride):
-    """The same for a tile of bytes, uint8 [rows, k], along k."""
-    for (row, k), byte in np.ndenumerate(tile):
-        chunk = k // 16 ^ row % 8 // ROW_GROUP[span] % (span // 16)
-        shared[base + row // 8 * stride + row % 8 * span + 16 * chunk + k % 16] = byte
+        shared[address : address + tile.itemsize] = np.frombuffer(bits.tobytes(), np.uint8)
 
 
 def descriptor(base, span, leading, stride):
@@ -138,24 +144,11 @@ FENCE, COMMIT = "wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;"
 WAIT, WAIT_FOR_ALL_BUT_ONE = "wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"
 
 
-def sums(n):
-    return [f"%r{20 + i}" for i in range(n // 2)]
-
-
-def product_of(a, b, n=16, kind="f16", keep="0", transposed=(0, 0)):
-    """The instruction; `a` may be registers, which know no transposition."""
-    flags = f"1, 1, {transposed[1]}" if a.startswith("{") else f"1, 1, {transposed[0]}, {transposed[1]}"
-    return f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{', '.join(sums(n))}}}, {a}, {b}, {keep}, {flags};"
-
-
-def result(registers, n, threads=128):
-    """fp32 [64, n] of the first warpgroup, element by element."""
-    out = np.zeros((64, n), np.float32)
-    for thread in range(threads):
-        w, g, q = thread // 32, thread % 32 // 4, thread % 4
-        for i, name in enumerate(sums(n)):
-            out[16 * w + g + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * q + i % 2] = registers[name].view(np.float32)[thread]
-    return out
+def product_of(a, b, n=16, kind="f16", kind_b=None, keep="0", transposed=(0, 0)):
+    """The instruction; `a` may be registers, which know no transposition, and bytes know none."""
+    k, flags = (32, ()) if kind in FLOAT8 else (16, transposed[a.startswith("{") :])
+    shape, flags = f"m64n{n}k{k}.f32.{kind}.{kind_b or kind}", ", ".join(map(str, (keep, 1, 1, *flags)))
+    return f"wgmma.mma_async.sync.aligned.{shape} {group(sums(n))}, {a}, {b}, {flags};"
 
 
 def tiles_in_shared(kind, n, span, transposed, k0=0):
@@ -166,14 +159,10 @@ def tiles_in_shared(kind, n, span, transposed, k0=0):
     for base, bits, is_transposed in ((0, bits_a, transposed[0]), (16384, bits_b, transposed[1])):
         # Groups of 8 lines lie `stride` apart, the next span of rows (when transposed) `leading`: any multiples do.
         stride, leading = 8 * span, 4 * 8 * span
-        if is_transposed:
-            place(shared, base, bits, span, True, leading, stride)
-            descriptors.append(descriptor(base, span, leading, stride))
-        else:
-            whole = np.zeros((len(bits), k0 + 16), np.uint16)
-            whole[:, k0:] = bits
-            place(shared, base, whole, span, False, leading, stride)
-            descriptors.append(descriptor(base + 2 * k0, span, leading, stride))
+        if not is_transposed:
+            bits = np.pad(bits, ((0, 0), (k0, 0)))
+        place(shared, base, bits, span, stride, leading, is_transposed)
+        descriptors.append(descriptor(base + (0 if is_transposed else 2 * k0), span, leading, stride))
     return shared, descriptors, a, b
 
 
@@ -190,25 +179,19 @@ def check_products(module):
         np.testing.assert_array_equal(result(got, n), a @ b.T, f"{kind} {span} {transposed} {k0}")
 
 
-def check_float8_products(module):
-    """k is 32, and neither side can be transposed; A from shared memory and, laid out as for mma, from registers."""
-    names = ["%r91", "%r92", "%r93", "%r94"]
-    for span, (kind_a, kind_b) in zip((128, 64, 32, 128), itertools.product(FLOAT8, FLOAT8), strict=True):
-        (bits_a, a), (bits_b, b) = random_matrix(64, 32, kind_a, 1), random_matrix(16, 32, kind_b, 2)
-        shared = np.zeros(32768, np.uint8)
-        for base, bits in ((0, bits_a), (16384, bits_b)):
-            place_bytes(shared, base, bits, span, 8 * span)
-        fragments = np.zeros((128, 16), np.uint8)
-        for thread, i in itertools.product(range(128), range(16)):
-            w, g, q = thread // 32, thread % 32 // 4, thread % 4
-            fragments[thread, i] = bits_a[16 * w + g + 8 * (i // 4 % 2), 4 * q + i % 4 + 16 * (i // 8)]
-        registers = dict(zip(names, packed(fragments), strict=True))
-        registers |= {"%rd1": np.uint64(descriptor(0, span, 16, 8 * span))}
-        registers |= {"%rd2": np.uint64(descriptor(16384, span, 16, 8 * span))}
-        for side in ("%rd1", "{" + ", ".join(names) + "}"):
-            product = f"wgmma.mma_async.sync.aligned.m64n16k32.f32.{kind_a}.{kind_b} {{{', '.join(sums(16))}}}, {side}, %rd2, 0, 1, 1;"
-            lines = "\n".join([FENCE, product, COMMIT, WAIT])
-            got = run(lines, registers, threads=128, shared=shared, shared_bytes=shared.size, module=module)
+def check_a_in_registers(module):
+    """Laid out as for mma, beside A in shared memory; of bytes k is 32, and neither side can be transposed."""
+    names, kinds = ["%r91", "%r92", "%r93", "%r94"], [("bf16", "bf16"), *itertools.product(FLOAT8, FLOAT8)]
+    for span, (kind_a, kind_b) in zip((128, 128, 64, 32, 128), kinds, strict=True):
+        k = 32 if kind_a in FLOAT8 else 16
+        (bits_a, a), (bits_b, b) = random_matrix(64, k, kind_a, 1), random_matrix(16, k, kind_b, 2)
+        shared, registers = np.zeros(32768, np.uint8), dict(zip(names, of_warps(bits_a, 4), strict=True))
+        for name, base, bits in (("%rd1", 0, bits_a), ("%rd2", 16384, bits_b)):
+            place(shared, base, bits, span, 8 * span)
+            registers[name] = np.uint64(descriptor(base, span, 16, 8 * span))
+        for side in ("%rd1", group(names)):
+            lines = [FENCE, product_of(side, "%rd2", 16, kind_a, kind_b), COMMIT, WAIT]
+            got = run("\n".join(lines), registers, threads=128, shared=shared, shared_bytes=shared.size, module=module)
             np.testing.assert_array_equal(result(got, 16), a @ b.T, f"{kind_a} {kind_b} {span} {side}")
 
 
@@ -226,21 +209,6 @@ def check_sums_go_on(module):
     ):  # fmt: skip
         got = run("\n".join([FENCE, *products, COMMIT, WAIT]), registers, **options)
         np.testing.assert_array_equal(result(got, 16), want)
-
-
-def check_a_in_registers(module):
-    shared, (_, at_b), _, b = tiles_in_shared("bf16", 16, 128, (0, 0))
-    bits, a = random_matrix(64, 16, "bf16", 5)
-    fragments = np.zeros((128, 8), np.uint16)
-    for thread in range(128):
-        w, g, q = thread // 32, thread % 32 // 4, thread % 4
-        for i in range(8):
-            fragments[thread, i] = bits[16 * w + g + 8 * (i // 2 % 2), 2 * q + i % 2 + 8 * (i // 4)]
-    names = ["%r11", "%r12", "%r13", "%r14"]
-    registers = dict(zip(names, packed(fragments), strict=True)) | {"%rd2": np.uint64(at_b)}
-    lines = [FENCE, product_of("{" + ", ".join(names) + "}", "%rd2", 16, "bf16"), COMMIT, WAIT]
-    got = run("\n".join(lines), registers, threads=128, shared=shared, shared_bytes=shared.size, module=module)
-    np.testing.assert_array_equal(result(got, 16), a @ b.T)
 
 
 def multiplying(lines, module=matrix, threads=128, blocks=1, **registers):
@@ -313,8 +281,8 @@ def check_fences_of_registers(module):
 
 def check_warpgroups(module):
     got, want = multiplying([FENCE, PRODUCT, COMMIT, WAIT], module, threads=256, blocks=2)
-    for group in range(4):
-        part = {name: got[name][128 * group : 128 * (group + 1)] for name in sums(16)}
+    for first in range(0, 512, 128):
+        part = {name: got[name][first : first + 128] for name in sums(16)}
         np.testing.assert_array_equal(result(part, 16), want)
     of_the_first, of_the_other = np.arange(256) < 128, np.arange(256) >= 128
     lines = [FENCE, "@%p2 add.s32 %r90, %r20, 1;", f"@%p1 {FENCE}", f"@%p1 {PRODUCT}", COMMIT, WAIT]

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from ptx_emulator import NotCoveredError, memory, movement
-from tests.kernels.emulator.programs import checks_of, each_of, run, tiled
+from ptx_emulator import NotCoveredError, memory
+from tests.kernels.emulator.programs import run, tiled
 
 LANE = np.arange(32, dtype=np.uint32)
 
 
-def check_vectors(module):
+def test_vectors():
     x = torch.arange(32 * 4, dtype=torch.int32)
     outside = memory.GlobalMemory()
     base = np.uint64(outside.address_of(x)) + np.uint64(16) * LANE.astype(np.uint64)
@@ -18,7 +18,7 @@ def check_vectors(module):
     st.shared.v4.b32 [%r1], {%r8, %r7, %r6, %r5};
     ld.shared.v2.b64 {%rd5, %rd6}, [%r1];
     ld.shared.b16 %rs1, [%r1+2];"""
-    got = run(lines, {"%rd1": base, "%r1": 16 * LANE}, shared_bytes=512, outside=outside, module=module)
+    got = run(lines, {"%rd1": base, "%r1": 16 * LANE}, shared_bytes=512, outside=outside)
     for i in range(4):
         np.testing.assert_array_equal(got[f"%r{5 + i}"], 4 * LANE + i)
     four = (4 * LANE).astype(np.uint64)
@@ -27,7 +27,7 @@ def check_vectors(module):
     assert (got["%rs1"] == 0).all()
 
 
-def check_narrow_loads(module):
+def test_narrow_loads():
     """A signed load fills a wider register by its sign, others by zeros."""
     x = torch.arange(-16, 16, dtype=torch.int8)
     outside = memory.GlobalMemory()
@@ -35,14 +35,14 @@ def check_narrow_loads(module):
     lines = (
         "ld.global.s8 %r5, [%rd1];\nld.global.u8 %r6, [%rd1];\nld.global.b8 %rs7, [%rd1];\nst.global.b8 [%rd1], %r3;"
     )
-    got = run(lines, {"%rd1": base, "%r3": LANE + 256}, outside=outside, module=module)
+    got = run(lines, {"%rd1": base, "%r3": LANE + 256}, outside=outside)
     np.testing.assert_array_equal(got["%r5"].view(np.int32), np.arange(-16, 16))
     np.testing.assert_array_equal(got["%r6"], np.arange(-16, 16) % 256)
     np.testing.assert_array_equal(got["%rs7"], np.arange(-16, 16) % 256)
     assert x.tolist() == list(range(32))
 
 
-def check_moves(module):
+def test_moves():
     x = (LANE.astype(np.uint64) << np.uint64(33)) + np.uint64(5)
     lines = """mov.b64 {%r5, %r6}, %rd1;
     mov.b64 %rd5, {%r6, %r5};
@@ -52,7 +52,7 @@ def check_moves(module):
     mov.u32 %r9, %tid.x;
     mov.b64 %rd6, -1;"""
     p = tiled([True, False, False], bool)
-    got = run(lines, {"%rd1": x, "%p1": p}, module=module)
+    got = run(lines, {"%rd1": x, "%p1": p})
     np.testing.assert_array_equal(got["%r5"], np.full(32, 5))
     np.testing.assert_array_equal(got["%r6"], 2 * LANE)
     np.testing.assert_array_equal(got["%rd5"], np.uint64(5 << 32) + np.uint64(2) * LANE)
@@ -62,14 +62,14 @@ def check_moves(module):
     assert (got["%rd6"] == 2**64 - 1).all()
 
 
-def check_guards(module):
+def test_guards():
     """Lanes that are off keep what they had."""
     p = tiled([True, False], bool)
-    got = run("mov.b32 %r1, 5;\n@%p1 mov.b32 %r1, 6;\n@!%p1 add.s32 %r1, %r1, 10;", {"%p1": p}, module=module)
+    got = run("mov.b32 %r1, 5;\n@%p1 mov.b32 %r1, 6;\n@!%p1 add.s32 %r1, %r1, 10;", {"%p1": p})
     np.testing.assert_array_equal(got["%r1"], np.where(p, 6, 15))
 
 
-def check_parameters_and_special_registers(module):
+def test_parameters_and_special_registers():
     lines = """ld.param.b64 %rd1, [kernel_param_0];
     ld.param.s32 %rd2, [kernel_param_1];
     mov.u32 %r1, %ctaid.x;
@@ -80,17 +80,13 @@ def check_parameters_and_special_registers(module):
     mov.u32 %r6, %tid.y;
     mov.u32 %r7, WARP_SZ;"""
     parameters = {"kernel_param_0": 123 << 40, "kernel_param_1": -3}
-    got = run(lines, parameters=parameters, threads=64, blocks=3, module=module)
+    got = run(lines, parameters=parameters, threads=64, blocks=3)
     assert (got["%rd1"] == 123 << 40).all()
     assert (got["%rd2"].view(np.int64) == -3).all()
     lanes = np.arange(192)
     wanted = (lanes // 64, 3, 64, lanes % 32, lanes % 64 // 32, 0, 32)
     for i, want in enumerate(wanted, 1):
         np.testing.assert_array_equal(got[f"%r{i}"], np.broadcast_to(want, 192), str(i))
-
-
-CHECKS = checks_of(globals())
-test_movement = each_of(CHECKS, movement)
 
 
 @pytest.mark.parametrize(

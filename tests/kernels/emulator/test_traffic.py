@@ -1,25 +1,23 @@
 """The microscope's counts of sectors, banks, bytes in flight and products, of a few lines of PTX, made by hand."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from ptx_emulator import traffic
 from ptx_emulator.machine import Machine
 from ptx_emulator.memory import GlobalMemory
 from ptx_emulator.ptx import parse
+from ptx_emulator.traffic import Traffic
 
 REGISTERS = ".reg .b32 %r<20>;\n.reg .b64 %rd<9>;\n.reg .pred %p<9>;\n.reg .b16 %rs<9>;"
 LANE = ["mov.u32 %r1, %tid.x;"]
 POINTER = ["ld.param.b64 %rd1, [p];"]
 
 
-def count(lines, module=traffic, num_threads=32, num_blocks=1, shared_bytes=16384):
+def count(lines, num_threads=32, num_blocks=1, shared_bytes=16384):
     """The traffic of a few lines of PTX, given a pointer to 1 MiB as the parameter p."""
     body = "\n".join([REGISTERS, *POINTER, *LANE, *lines, "ret;"])
     program = parse(f".visible .entry k(\n.param .u64 p\n)\n.reqntid {num_threads}\n{{\n{body}\n}}")
-    seen, memory = module.Traffic(), GlobalMemory()
+    seen, memory = Traffic(), GlobalMemory()
     pool = torch.zeros(2**20 + 256, dtype=torch.uint8)
     pool = pool[-pool.data_ptr() % 256 :]  # begins where a sector does
     Machine(program, observer=seen).launch((num_blocks, 1, 1), [memory.address_of(pool)], memory, shared_bytes)
@@ -50,14 +48,16 @@ GLOBAL_CASES = {  # lines: requests, sectors, least sectors, bytes asked
 }
 
 
-def check_global(module, lines, expected):
-    found = count(lines, module).global_accesses
+@pytest.mark.parametrize("case", GLOBAL_CASES)
+def test_global_accesses(case):
+    lines, expected = GLOBAL_CASES[case]
+    found = count(lines).global_accesses
     got = [(a.requests, a.sectors, a.least_sectors, a.bytes_asked) for a in found]
     assert got == ([] if expected is None else [expected])
 
 
-def check_requests_per_warp(module):
-    seen = count([*at(4), "ld.global.b32 %r3, [%rd2];"], module, num_threads=96, num_blocks=5)
+def test_requests_per_warp():
+    seen = count([*at(4), "ld.global.b32 %r3, [%rd2];"], num_threads=96, num_blocks=5)
     (access,) = seen.global_accesses
     assert (access.requests, access.sectors, access.bytes_asked) == (15, 60, 15 * 128)
     assert access.sectors_per_request == access.least_per_request == 4
@@ -65,13 +65,13 @@ def check_requests_per_warp(module):
     assert access.efficiency == 1
 
 
-def check_example(module):
+def test_example():
     lines = ["setp.ge.s32 %p1, %r1, 31;", *at(40), "@%p1 ld.global.b32 %r3, [%rd2];"]
-    (access,) = count(lines, module, num_threads=64, num_blocks=2).global_accesses
+    (access,) = count(lines, num_threads=64, num_blocks=2).global_accesses
     assert access.example == ((0, 1240 % 32), *((1, 40 * lane - 1240 // 32 * 32) for lane in range(32, 64)))
 
 
-def check_masked_copies(module):
+def test_masked_copies():
     """Threads that want 0 bytes read nothing, and write zeros."""
     lines = [
         "setp.lt.s32 %p1, %r1, 4;",
@@ -80,7 +80,7 @@ def check_masked_copies(module):
         "cp.async.cg.shared.global [%r2], [%rd2], 16, %r4;",
         "cp.async.wait_all;",
     ]
-    seen = count(lines, module)
+    seen = count(lines)
     assert [(a.sectors, a.bytes_asked) for a in seen.global_accesses] == [(2, 64)]
     assert [a.wavefronts for a in seen.shared_accesses] == [4]
     assert seen.bytes_in_flight == 64
@@ -103,14 +103,16 @@ SHARED_CASES = {  # lines: wavefronts, least wavefronts
 }
 
 
-def check_shared(module, lines, expected):
-    (found,) = count(lines, module).shared_accesses
+@pytest.mark.parametrize("case", SHARED_CASES)
+def test_shared_accesses(case):
+    lines, expected = SHARED_CASES[case]
+    (found,) = count(lines).shared_accesses
     assert (found.wavefronts, found.least_wavefronts) == expected
     assert found.requests == 1
     assert found.conflicts == expected[0] - expected[1]
 
 
-def check_in_flight(module):
+def test_in_flight():
     """Four groups of 512 bytes, at most three of them under way at once; then half a warp's, never committed."""
     copy = ["cp.async.cg.shared.global [%r2], [%rd2], 16;", "cp.async.commit_group;"]
     lines = [
@@ -118,22 +120,10 @@ def check_in_flight(module):
         "cp.async.wait_group 0;", "bar.sync 0;", "setp.lt.s32 %p1, %r1, 16;", *at(16, 2048),
         "@%p1 cp.async.cg.shared.global [%r2], [%rd2], 16;", "cp.async.wait_all;",
     ]  # fmt: skip
-    assert count(lines, module, num_blocks=3).bytes_in_flight == 1536
+    assert count(lines, num_blocks=3).bytes_in_flight == 1536
 
 
-def check_flops(module):
+def test_flops():
     mma = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r3, %r4, %r5, %r6}, {%r1, %r1, %r1, %r1}, {%r1, %r1}, "
-    seen = count([mma + "{%r3, %r4, %r5, %r6};"], module, num_threads=64, num_blocks=3)
+    seen = count([mma + "{%r3, %r4, %r5, %r6};"], num_threads=64, num_blocks=3)
     assert seen.matrix_flops == 6 * 2 * 16 * 8 * 16
-
-
-CHECKS = [
-    *(partial(check_global, lines=lines, expected=expected) for lines, expected in GLOBAL_CASES.values()),
-    *(partial(check_shared, lines=lines, expected=expected) for lines, expected in SHARED_CASES.values()),
-    check_requests_per_warp, check_example, check_masked_copies, check_in_flight, check_flops,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_traffic(check):
-    check(traffic)
