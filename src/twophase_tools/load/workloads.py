@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol, final, runtime_checkable
 
 from twophase.core.errors import ConfigError
-from twophase.core.rules import number, option
+from twophase.core.rules import checked, number, option
 from twophase_tools.checked import Checked
 from twophase_tools.load.arrivals import Arrivals, AtOnce, Bursty, Poisson
 from twophase_tools.load.lengths import COUNT, Lengths, LogNormalLengths, UniformLengths
@@ -102,7 +102,7 @@ class SharedPrefix(Checked):
 
 @final
 @dataclass(frozen=True)
-class RandomWorkload(Checked):
+class RandomWorkload:
     """`num_requests` requests drawn from distributions.
 
     Attributes:
@@ -110,13 +110,16 @@ class RandomWorkload(Checked):
     """
 
     name: str
-    num_requests: int = option(MISSING, COUNT)
+    num_requests: int
     arrivals: Arrivals
     prompt_lens: Lengths
     output_lens: Lengths
     prefix: SharedPrefix | None = None
     seed: int = 0
     pool_share: float | int | None = None
+
+    def __post_init__(self) -> None:
+        checked("num_requests", self.num_requests, COUNT, ConfigError)
 
     def __iter__(self) -> Iterator[TimedRequest]:
         streams = ("arrivals", "prompts", "outputs", "prefixes")
