@@ -191,7 +191,7 @@ def _structured_outputs(args: argparse.Namespace) -> StructuredOutputs | None:
 def _config(args: argparse.Namespace, num_completions: int) -> EngineConfig:
     """The engine that is asked for. Raises ConfigError for one that cannot be."""
     # Nobody else is coming: a pool for these sequences is enough.
-    limits = {"max_num_seqs": num_completions, "speculative_config": speculative_config(args)}
+    limits: dict[str, Any] = {"max_num_seqs": num_completions, "speculative_config": speculative_config(args)}
     config = EngineConfig(**engine_options(args), **limits)
     check_pairs(config, also=("disaggregated",) if args.disaggregate else ())
     return config
