@@ -28,8 +28,7 @@ from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE
 from twophase_tools.simulate.limits import make_scheduler
 from twophase_tools.simulate.model_shapes import MODELS
-from twophase_tools.simulate.recorder import Recorder
-from twophase_tools.simulate.simulator import Replica
+from twophase_tools.simulate.simulator import simulate
 from twophase_tools.simulate.traffic import requests_of
 
 # Two files of one picture are equal: no date, no random ids, glyphs as paths whatever fonts a machine has.
@@ -201,13 +200,8 @@ def simulated(requests: Sequence[TimedRequest], policy: str) -> tuple[Sequence[R
         "num_blocks": model.num_blocks(),
         "block_size": 16,
     }
-    recorder = Recorder()
-    replica = Replica(make_scheduler(limits, policy_from_text(policy)), model, recorder)
-    for request in requests_of(requests):
-        replica.run_until(request.arrival_s)
-        replica.submit(request)
-    replica.run_until(math.inf)
-    return recorder.records, recorder.steps
+    result = simulate(requests_of(requests), make_scheduler(limits, policy_from_text(policy)), model)
+    return result.records, result.steps
 
 
 def draw_shared_prefix() -> Figure:

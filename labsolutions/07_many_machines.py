@@ -1200,9 +1200,8 @@ for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
 # %% [markdown]
 # ### Going further: a plan that runs
 #
-# One file can be both the plan and the configuration. `twophase plan --write` reads what the deployment should be, and
-# writes the engine's options below it; `open_plan` opens that engine. The command's parts, on a plan small enough
-# to open here:
+# One file can be both the plan and the configuration. `twophase plan` reads what the deployment should be and says what
+# comes of it; `open_plan` opens the engine that it describes. The command's parts, on a plan small enough to open here:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1210,7 +1209,6 @@ import tempfile
 from pathlib import Path
 
 from twophase_tools.capacity.config import read_config
-from twophase_tools.capacity.engine_section import write_engine
 from twophase_tools.capacity.plan import Plan
 from twophase_tools.capacity.report import to_text
 
@@ -1224,14 +1222,12 @@ max_num_seqs: 8
 chunk_size: 64
 workload: {rate: 0.5, prompt_tokens: 200, output_tokens: 40}
 """)
-plan = Plan(read_config(path))
-write_engine(path, plan)
-print(to_text(plan))
+print(to_text(Plan(read_config(path))))
 
 # %%
 # NBVAL_CHECK_OUTPUT
 from twophase import SamplingParams
-from twophase_tools.capacity.engine_section import open_plan
+from twophase_tools.capacity.engine import open_plan
 
 with open_plan(path) as llm:
     print(f"{llm.kv_cache.num_blocks:,} blocks of {llm.kv_cache.spec.block_size} tokens, {llm.scheduler.policy}")
@@ -1245,7 +1241,7 @@ with open_plan(path) as llm:
 # **Read the result.** The engine has the blocks that the plan counted. The row "the context limit" is the worst case:
 # what fits if every request is as long as it may be. Before a launch, fill that envelope for real, as here:
 # `max_num_seqs` requests of `max_model_len` tokens. (Speeds of hardware that you name yourself are your own
-# assumption: the times are as good as those.) When a line of the plan changes, write the section anew.
+# assumption: the times are as good as those.)
 
 # %% [markdown]
 # ### Going further: as many engines as needed

@@ -71,7 +71,7 @@ class SamplingParams:
 
     Attributes:
         n: Completions for the prompt; they share its K/V blocks and diverge by copy-on-write.
-        temperature: Logits are divided by it; 0 means argmax, without truncation.
+        temperature: Logits are divided by it, and 0 means argmax, without truncation.
         top_k: Keep the k most likely tokens; 0 keeps all, and so does -1, which becomes 0.
         top_p: Keep the smallest set of most likely tokens with at least this probability mass.
         min_p: Drop tokens less likely than `min_p` times the most likely one.

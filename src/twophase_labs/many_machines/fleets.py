@@ -21,7 +21,6 @@ from twophase_tools.simulate.hardware import HARDWARE
 from twophase_tools.simulate.limits import make_scheduler
 from twophase_tools.simulate.model_shapes import MODELS
 from twophase_tools.simulate.pools import Link, run_pools
-from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.routers import LeastTokens, PrefixAware, RoundRobin, Router
 from twophase_tools.simulate.simulator import Replica
 from twophase_tools.simulate.step_load import StepLoad, num_pairs
@@ -113,7 +112,7 @@ def replica(max_tokens: int = 2048, cost_model: CostModel = H100, *, is_caching:
         "block_size": BLOCK_SIZE,
     }
     scheduler = make_scheduler(limits, ChunkedPrefillPolicy(max_tokens), enable_prefix_caching=is_caching)
-    return Replica(scheduler, cost_model, Recorder(keeps_steps=False))
+    return Replica(scheduler, cost_model, keeps_steps=False)
 
 
 def serve(

@@ -25,7 +25,6 @@ from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_labs.kit.draw import row_of_axes
 from twophase_labs.operations.service import ON_L4, SHAPE
 from twophase_tools.colours import INK, LINE, PREFILL
-from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.simulator import Replica
 
 BLOCK_SIZE, TICK_S = 16, 0.5
@@ -161,7 +160,7 @@ def serve(sessions: Sessions, index: Any = None, num_host_blocks: int = 0, name:
     tier = None if index is None else OwnTier(index, num_host_blocks)
     cache = CacheManager(ON_L4.num_blocks(), BLOCK_SIZE, True, tier=tier)
     limits = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=16384)
-    replica = Replica(Scheduler(limits, cache, ChunkedPrefillPolicy(512)), ON_L4, Recorder(keeps_steps=False))
+    replica = Replica(Scheduler(limits, cache, ChunkedPrefillPolicy(512)), ON_L4, keeps_steps=False)
     if isinstance(index, Expiring):
         index.now_s = lambda: float(replica.now_s)
     run = _Run(sessions, replica, Served(name))

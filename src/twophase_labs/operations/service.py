@@ -20,7 +20,6 @@ from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE, Hardware
 from twophase_tools.simulate.limits import make_scheduler
 from twophase_tools.simulate.model_shapes import MODELS
-from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.simulator import Replica
 
 L4 = Hardware(
@@ -102,7 +101,7 @@ class Setting:
     num_blocks: int | None = None
     max_tokens: int | None = None
 
-    def replica(self, recorder: Recorder, cost_model: RooflineCostModel | None = None) -> Replica:
+    def replica(self, cost_model: RooflineCostModel | None = None) -> Replica:
         limits: dict[str, Any] = {
             "max_num_seqs": 64,
             "max_num_batched_tokens": 8192,
@@ -111,7 +110,7 @@ class Setting:
             "block_size": 16,
             "admission": self.admission,
         }
-        return Replica(make_scheduler(limits, self.policy), cost_model or self.cost_model, recorder)
+        return Replica(make_scheduler(limits, self.policy), cost_model or self.cost_model)
 
 
 @dataclass(frozen=True)
@@ -158,12 +157,11 @@ class _Service:
         self._invalid: set[str] = set()
         self._transfers: list[Transfer] = []
         self._link_free_s = 0.0
-        self._recorder, self._prefill_recorder = Recorder(), Recorder()
-        self._decode = setting.replica(self._recorder)
+        self._decode = setting.replica()
         self._decode.after_end = self._answer
         self._prefill = self._decode
         if setting.link_bytes_per_s is not None:
-            self._prefill = setting.replica(self._prefill_recorder)
+            self._prefill = setting.replica()
             self._prefill.after_end = self._send
 
     def run(self) -> Run:
@@ -184,10 +182,8 @@ class _Service:
             self._decode.run_until(tick_s)
         for replica in {self._prefill, self._decode}:
             replica.run_until(math.inf)
-        steps = tuple(self._recorder.steps)
-        prefill_steps = steps if self._prefill is self._decode else tuple(self._prefill_recorder.steps)
         return Run(
-            tuple(self._recorder.records), self._asked, frozenset(self._invalid), steps, prefill_steps,
+            tuple(self._decode.records), self._asked, frozenset(self._invalid), self._decode.steps, self._prefill.steps,
             tuple(self._transfers), traffic.length_s,
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ memory                       bytes of weights, workspace and K/V on one GPU; blo
 workload_cost, steady_state  what a mean request costs by roofline, and many of them at once, by Little's law
 plan                         all of it together; prefill and decode on engines of their own, how many of each
 report                       the plan as text and as JSON
-engine_section               the engine's options as the plan has them, written into its file and opened
+engine, elsewhere            the engine of a plan, opened; the plan as vLLM's command lines or a cluster's values
 """
 
-__all__ = ["config", "engine_section", "memory", "plan", "report"]
+__all__ = ["config", "engine", "memory", "plan", "report"]

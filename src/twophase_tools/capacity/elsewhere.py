@@ -12,7 +12,7 @@ import yaml
 
 from twophase.core.errors import ConfigError
 from twophase_tools.capacity.config import PlanConfig
-from twophase_tools.capacity.engine_section import OPENED_AS
+from twophase_tools.capacity.engine import OPENED_AS
 from twophase_tools.capacity.plan import CROWDED, Plan
 
 KV_DTYPES = ("auto", "bfloat16", "float16", "fp8_e4m3")  # of a plan's, those that vLLM has by the same name
@@ -28,13 +28,11 @@ def vllm_arguments(config: PlanConfig) -> dict[str, str]:
     """
     if config.quantization not in (None, "fp8"):
         raise ConfigError(
-            f"{config.name}: vLLM rounds to fp8 when it loads a model, not to {config.quantization}. Plan with "
+            f"vLLM rounds to fp8 when it loads a model, not to {config.quantization}. Plan with "
             "quantization: fp8, or name a model whose weights are quantised already."
         )
     if config.kv_cache_dtype not in KV_DTYPES:
-        raise ConfigError(
-            f"{config.name}: vLLM has no K/V cache in {config.kv_cache_dtype}; it has {', '.join(KV_DTYPES)}."
-        )
+        raise ConfigError(f"vLLM has no K/V cache in {config.kv_cache_dtype}; it has {', '.join(KV_DTYPES)}.")
     options = {
         "dtype": config.dtype,
         "kv-cache-dtype": config.kv_cache_dtype,
@@ -73,8 +71,8 @@ def production_stack_values(plan: Plan) -> str:
     """
     if plan.config.pools is not None:
         raise ConfigError(
-            f"{plan.config.name}: the chart sends K and V between pools by LMCache, of which a plan knows nothing. "
-            "Use --for vllm, or plan one kind of engine."
+            "the chart sends K and V between pools by LMCache, of which a plan knows nothing. Use --for vllm, or plan "
+            "one kind of engine."
         )
     [(_, config, number, _)] = _engines(plan)
     arguments = vllm_arguments(config)
@@ -98,7 +96,7 @@ def production_stack_values(plan: Plan) -> str:
         "vllmConfig": {"enablePrefixCaching": True, **known, "extraArgs": extra},
     }
     values = {"servingEngineSpec": {"modelSpec": [model]}, "routerSpec": {"routingLogic": "roundrobin"}}
-    note = f"# {config.name}: helm install vllm vllm/vllm-stack -f FILE. Weights come from the hub: give hf_token.\n"
+    note = "# helm install vllm vllm/vllm-stack -f FILE. Weights come from the hub: give hf_token.\n"
     return note + yaml.safe_dump(values, sort_keys=False, width=10_000)
 
 
@@ -107,13 +105,12 @@ def _engines(plan: Plan) -> list[tuple[str, PlanConfig, int, dict[str, str]]]:
     config, pools = plan.config, plan.pools
     if pools is None:
         if plan.saturated is None:
-            raise ConfigError(f"{config.name}: no engine can be started for a plan in which no request fits.")
+            raise ConfigError("no engine can be started for a plan in which no request fits.")
         number = max(1, -int(-config.workload.rate // (CROWDED * plan.saturated.requests_per_s)))
         return [("engines", config, number, {})]
-    if pools.num_prefill is None or pools.num_decode is None:
-        raise ConfigError(f"{config.name}: no number of engines keeps this plan's promises.")
-    transfer = {"kv-transfer-config": NIXL}
-    return [
-        ("prefill", pools.prefill.config, pools.num_prefill, transfer),
-        ("decode", pools.decode.config, pools.num_decode, transfer),
-    ]
+    engines = []
+    for name, side in pools.sides.items():
+        if side.num_engines is None:
+            raise ConfigError("no number of engines keeps this plan's promises.")
+        engines.append((name, side.plan.config, side.num_engines, {"kv-transfer-config": NIXL}))
+    return engines

@@ -98,7 +98,7 @@ class MemoryTable:
 def memory_table(config: PlanConfig) -> MemoryTable:
     n, total = config.tensor_parallel_size, int(config.hardware.memory_bytes)
     shape = even_shape(config.shape, n)
-    workspace = config.workspace_bytes
+    workspace = config.workspace
     if workspace is None:
         num_tokens = max(config.step_tokens, config.max_num_seqs)
         sampling = replace(shape, vocab_size=config.shape.vocab_size)  # all of the vocabulary, not the largest share

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
-from twophase_tools.capacity.config import PlanConfig, PoolConfig, PoolsConfig
+from twophase_tools.capacity.config import PlanConfig, PoolsConfig
 from twophase_tools.capacity.memory import Fit, MemoryTable, fit, memory_table
 from twophase_tools.capacity.steady_state import Server, SteadyState, largest
 from twophase_tools.capacity.workload_cost import WorkloadCost
@@ -116,11 +116,11 @@ class PoolsPlan:
     def prefill(self) -> Plan:
         """One engine of the prefill pool, whose requests are one token long."""
         workload = replace(self.config.workload, output_tokens=1)
-        return _engine(replace(self.config, workload=workload), self.pools.prefill)
+        return Plan(replace(self.config.of_pool(self.pools.prefill), workload=workload))
 
     @cached_property
     def decode(self) -> Plan:
-        return _engine(self.config, self.pools.decode)
+        return Plan(self.config.of_pool(self.pools.decode))
 
     @property
     def transfer_s(self) -> float:
@@ -167,16 +167,16 @@ class PoolsPlan:
     @cached_property
     def num_decode(self) -> int | None:
         """Engines of the decode pool: as given, or the fewest that are not crowded and keep the TPOT promised."""
-        if self.pools.decode.num_engines is not None:
-            return self.pools.decode.num_engines
+        if self.pools.decode.engines is not None:
+            return self.pools.decode.engines
         tpot_s = None if self.config.slo is None else self.config.slo.tpot_s
         return _fewest(lambda n: self._is_enough(self.decodes_per_s, n) and _within(self.tpot_with(n), tpot_s))
 
     @cached_property
     def num_prefill(self) -> int | None:
         """Engines of the prefill pool: as given, or the fewest that are not crowded and keep the TTFT promised."""
-        if self.pools.prefill.num_engines is not None:
-            return self.pools.prefill.num_engines
+        if self.pools.prefill.engines is not None:
+            return self.pools.prefill.engines
         ttft_s = None if self.config.slo is None else self.config.slo.ttft_s
         return _fewest(lambda n: self._is_enough(self.prefills_per_s, n) and _within(self.ttft_with(n), ttft_s))
 
@@ -216,16 +216,40 @@ class PoolsPlan:
         here, there = self.prefill.config, self.decode.config
         return self.num_prefill * here.tensor_parallel_size + self.num_decode * there.tensor_parallel_size
 
-    def utilisation(self, each_per_s: float | None, num_engines: int | None) -> float | None:
+    @property
+    def sides(self) -> dict[str, "Side"]:
+        """The pools, by their names."""
+        rate, (here, there) = self.config.workload.rate, (self.pools.prefill, self.pools.decode)
+        return {
+            "prefill": Side(self.prefill, rate, self.prefills_per_s, self.num_prefill, here.engines is not None),
+            "decode": Side(self.decode, rate, self.decodes_per_s, self.num_decode, there.engines is not None),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the pools.
+
+    Attributes:
+        plan: Of one of its engines.
+        rate: Requests per second for all of them.
+        each_per_s: Requests that an engine can take; None: it has no room for a single one.
+        num_engines: None: no number of engines would do.
+        is_given: Whether the number is the file's.
+    """
+
+    plan: Plan
+    rate: float | int
+    each_per_s: float | None
+    num_engines: int | None
+    is_given: bool
+
+    @property
+    def utilisation(self) -> float | None:
         """Requests that arrive for each that so many engines could serve."""
-        if each_per_s is None or num_engines is None:
+        if self.each_per_s is None or self.num_engines is None:
             return None
-        return self.config.workload.rate / (num_engines * each_per_s)
-
-
-def _engine(config: PlanConfig, pool: PoolConfig) -> Plan:
-    """The plan's, on the pool's hardware."""
-    return Plan(replace(config, hardware=pool.hardware, tensor_parallel_size=pool.tensor_parallel_size, pools=None))
+        return self.rate / (self.num_engines * self.each_per_s)
 
 
 def _within(value_s: float | None, limit_s: float | int | None) -> bool:

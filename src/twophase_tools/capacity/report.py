@@ -30,7 +30,7 @@ def _about(plan: Plan) -> list[str]:
 
 def _memory(plan: Plan) -> list[str]:
     config, table = plan.config, plan.memory
-    source = "estimated" if config.workspace_bytes is None else "as given"
+    source = "estimated" if config.workspace is None else "as given"
     rows = (
         ("memory", table.total_bytes, ""),
         ("- headroom", table.headroom_bytes, f"gpu_memory_utilization {config.gpu_memory_utilization:g}"),
@@ -102,23 +102,16 @@ def _pools(plan: Plan) -> list[str]:
     if pools is None:
         return []
     config, link = plan.config, pools.pools
-    rows = (
-        ("prefill", link.prefill, pools.prefills_per_s, pools.num_prefill),
-        ("decode", link.decode, pools.decodes_per_s, pools.num_decode),
-    )
     lines = ["prefill and decode apart, by roofline, not measured (the above: one engine that does both)"]
-    for name, pool, each_per_s, num_engines in rows:
-        gpus = f"{pool.tensor_parallel_size} x {pool.hardware.name}"
-        if each_per_s is None:
+    for name, side in pools.sides.items():
+        gpus = f"{side.plan.config.tensor_parallel_size} x {side.plan.config.hardware.name}"
+        if side.each_per_s is None:
             lines.append(f"{name:8} engines of {gpus}: not even one request fits")
             continue
-        count = "no number of" if num_engines is None else f"{num_engines:,}"
-        how = "as given" if pool.num_engines is not None else "proposed"
-        use = pools.utilisation(each_per_s, num_engines)
-        lines.append(
-            f"{name:8}{count:>6} engines of {gpus}, {how}: at most {each_per_s:.4g} requests/s each"
-            + ("" if use is None else f", utilisation {use:.2f}")
-        )
+        count = "no number of" if side.num_engines is None else f"{side.num_engines:,}"
+        how = "as given" if side.is_given else "proposed"
+        use = "" if side.utilisation is None else f", utilisation {side.utilisation:.2f}"
+        lines.append(f"{name:8}{count:>6} engines of {gpus}, {how}: at most {side.each_per_s:.4g} requests/s each{use}")
     num_bytes = config.workload.prompt_tokens * config.shape.kv_bytes_per_token
     speed = f"{pools.transfer_s * 1e3:,.2f} ms at {link.link_bytes_per_s / GB:g} GB/s"
     lines.append(f"K/V of a prompt: {in_both(num_bytes)}, {speed}")
@@ -159,19 +152,15 @@ def warnings_of(plan: Plan) -> list[str]:
 
 
 def _pool_warnings(pools: PoolsPlan) -> list[str]:
-    rate, slo, found = pools.config.workload.rate, pools.config.slo, []
-    for name, each_per_s, num_engines in (
-        ("prefill", pools.prefills_per_s, pools.num_prefill),
-        ("decode", pools.decodes_per_s, pools.num_decode),
-    ):
-        if each_per_s is None:
+    slo, found = pools.config.slo, []
+    for name, side in pools.sides.items():
+        if side.each_per_s is None:
             found.append(f"does not fit: an engine of the {name} pool has no room for a request of mean length")
-        elif num_engines is None:
+        elif side.utilisation is None:
             found.append(f"out of reach: no number of engines in the {name} pool is enough")
-        elif rate > num_engines * each_per_s:
-            found.append(
-                f"overloaded: {num_engines} engines of the {name} pool take {num_engines * each_per_s:.3g} requests/s"
-            )
+        elif side.utilisation > 1:
+            most = f"{side.rate / side.utilisation:.3g} requests/s"
+            found.append(f"overloaded: {side.num_engines} engines of the {name} pool take {most}")
     if not found and slo is not None and not slo.is_met(pools.ttft_s, pools.tpot_s):
         found.append(f"the mean request does not keep {slo.to_text()}")
     return found

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from twophase.config import BACKENDS, EngineConfig
+from twophase.core.request import MAX_SEED
 from twophase_features.speculation.config import SpeculativeConfig
 from twophase_server.settings import LOG_LEVELS
 from twophase_tools.cli.arguments import MOST, text, whole
@@ -16,22 +17,28 @@ FLAGS = {
     "num_attention_sinks": "--attention-sinks",
     "allowed_origins": "--allow-origin",
 }
-METAVARS = {"sliding_window": "W", "num_attention_sinks": "S"} | dict.fromkeys(
-    ("policy", "admission", "served_model_name"), "NAME"
-)
-MOST_OF = {"tensor_parallel_size": 4096, "max_body_bytes": 2**40}
+METAVARS = {
+    "sliding_window": "W", "num_attention_sinks": "S", "policy": "NAME", "admission": "NAME",
+    "served_model_name": "NAME", "allowed_origins": "ORIGIN", "stop": "TEXT", "num_speculative_tokens": "K",
+}  # fmt: skip
+MOST_OF = {"tensor_parallel_size": 4096, "max_body_bytes": 2**40, "n": 100_000, "seed": MAX_SEED}
 POLICY_HELP = (
     "priority (default), ageing:patience_s=N, chunked:max_tokens=N, continuous, prefill-first, static:batch_size=N, "
     "dynamic:batch_size=N,timeout_s=N, deadline, rotating:chunk_tokens=N, fair"
 )
-_PREFIX = "engine."  # of where the engine's parsed options are; a request has a seed, too
+_ENGINE, _SPECULATION = "engine.", "speculation."  # of where parsed options are; a request has a seed, too
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
-def add_fields(parser: Parser, record: type, *names: str, prefix: str = "") -> None:
-    """Add options by their names in a dataclass; what is not given is not among the parsed options."""
-    defaults = {field.name: field.default for field in fields(record)}
+def add_fields(parser: Parser, record: type, *names: str, prefix: str = "", **defaults: Any) -> None:
+    """Add options by their names in a dataclass, for `given`.
+
+    Args:
+        prefix: Tells them from options of the same name.
+        defaults: In place of the record's own, for the help.
+    """
+    defaults = {field.name: field.default for field in fields(record)} | defaults
     for name in names:
         parser.add_argument(
             FLAGS.get(name, f"--{name.removesuffix('_s').replace('_', '-')}"),
@@ -42,9 +49,33 @@ def add_fields(parser: Parser, record: type, *names: str, prefix: str = "") -> N
         )
 
 
+def given(args: argparse.Namespace, prefix: str) -> dict[str, Any]:
+    """The options of `add_fields` that were given, by their names in the dataclass."""
+    return {name.removeprefix(prefix): value for name, value in vars(args).items() if name.startswith(prefix)}
+
+
 def add_engine_options(parser: Parser, *names: str) -> None:
     """Add options of the engine, by their names in `EngineConfig`."""
-    add_fields(parser, EngineConfig, *names, prefix=_PREFIX)
+    add_fields(parser, EngineConfig, *names, prefix=_ENGINE)
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that were given, for `LLM` or `EngineConfig`.
+
+    Raises:
+        ConfigError: There is no such policy.
+    """
+    options = given(args, _ENGINE)
+    if "policy" in options:
+        from twophase_tools.named_policies import policy_from_text
+
+        options["policy"] = policy_from_text(options["policy"])
+    return options
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The configuration that they make. Raises ConfigError for one that breaks a rule."""
+    return EngineConfig(**engine_options(args))
 
 
 def add_speculative_options(options: argparse._ArgumentGroup, default: str | None) -> None:
@@ -56,32 +87,15 @@ def add_speculative_options(options: argparse._ArgumentGroup, default: str | Non
         help="guess tokens ahead: look them up in the text so far, or ask a smaller model of the same vocabulary "
         f"(default {default or 'none'})",
     )
-    options.add_argument(
-        "--num-speculative-tokens",
-        type=whole(most=1000),
-        default=4,
-        metavar="K",
-        help="guesses per step at most (default 4)",
-    )
+    add_fields(options, SpeculativeConfig, "num_speculative_tokens", prefix=_SPECULATION)
 
 
-def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given, for `LLM` or `EngineConfig`.
-
-    Raises:
-        ConfigError: There is no such policy.
-    """
-    given = {name.removeprefix(_PREFIX): value for name, value in vars(args).items() if name.startswith(_PREFIX)}
-    if "policy" in given:
-        from twophase_tools.named_policies import policy_from_text
-
-        given["policy"] = policy_from_text(given["policy"])
-    return given
-
-
-def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The configuration that they make. Raises ConfigError for one that breaks a rule."""
-    return EngineConfig(**engine_options(args))
+def speculative_config(args: argparse.Namespace) -> SpeculativeConfig | None:
+    """What `--speculative` and `--num-speculative-tokens` ask for."""
+    if args.speculative is None:
+        return None
+    model = {} if args.speculative == "ngram" else {"method": "draft_model", "model": args.speculative}
+    return SpeculativeConfig(**model, **given(args, _SPECULATION))
 
 
 def help_for(name: str, record: type = EngineConfig) -> str:
@@ -93,7 +107,7 @@ def help_for(name: str, record: type = EngineConfig) -> str:
 
 def _help(record: type, name: str, default: Any) -> str:
     said = help_for(name, record).replace("%", "%%")
-    said = said[:1].lower() + said[1:]
+    said = said[:1].lower() + said[1:] + ("; repeatable" if default == () else "")
     return said if default in (None, ()) or f"'{default}'" in said else f"{said} (default {default})"
 
 
@@ -101,8 +115,8 @@ def _kind(name: str, annotation: str) -> dict[str, Any]:
     """What argparse is told of the values: numbers and words; which of them are allowed is the option's rule."""
     if name in ("attention_backend", "log_level"):
         return {"choices": BACKENDS if name == "attention_backend" else LOG_LEVELS}
-    if name == "allowed_origins":
-        return {"action": "append", "type": text, "metavar": "ORIGIN"}
+    if "Sequence[str]" in annotation:
+        return {"action": "append", "type": text, "metavar": METAVARS[name]}
     if annotation == "<class 'bool'>":
         return {"action": "store_true"}
     if "Path" in annotation:
@@ -112,13 +126,3 @@ def _kind(name: str, annotation: str) -> dict[str, Any]:
     if "int" in annotation:
         return {"type": whole(most=MOST_OF.get(name, MOST)), "metavar": METAVARS.get(name, "N")}
     return {"type": text, "metavar": METAVARS.get(name, name.upper())}
-
-
-def speculative_config(args: argparse.Namespace) -> SpeculativeConfig | None:
-    """What `--speculative` and `--num-speculative-tokens` ask for."""
-    if args.speculative is None:
-        return None
-    num_tokens = args.num_speculative_tokens
-    if args.speculative == "ngram":
-        return SpeculativeConfig(num_speculative_tokens=num_tokens)
-    return SpeculativeConfig(method="draft_model", model=args.speculative, num_speculative_tokens=num_tokens)

@@ -17,8 +17,10 @@ from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_tools.cli.arguments import add_model, add_options, read_standard_input, read_text, text, whole
 from twophase_tools.cli.engine_options import (
     add_engine_options,
+    add_fields,
     add_speculative_options,
     engine_options,
+    given,
     speculative_config,
 )
 from twophase_tools.cli.ranks import check_shares, is_rank, run_in_ranks
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from twophase.engine.request_state import Prompt
     from twophase.llm import LLM
 
+DEFAULTS = {"max_tokens": 64, "temperature": 0.0}  # where they are not those of `SamplingParams`
+_SAMPLING = "sampling."
 SHOWN = ("index", "text", "token_ids", "finish_reason", "stop_reason", "error", "cumulative_logprob")  # of a completion
 
 
@@ -49,20 +53,12 @@ def add_parser(subparsers: Any) -> None:
     )
     add_speculative_options(options, default=None)
     sampling = parser.add_argument_group("sampling")
+    names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
+    add_fields(sampling, SamplingParams, *names, prefix=_SAMPLING, **DEFAULTS)
+    several = sampling.add_mutually_exclusive_group()
+    add_fields(several, SamplingParams, "n", prefix=_SAMPLING)
     add_options(
-        sampling,
-        ("--max-tokens", whole(), "N", "at most N new tokens (default 64)", 64),
-        ("--temperature", float, "T", "0 (default) is greedy", 0.0),
-        ("--top-k", whole(), "K", "keep the K likeliest tokens; 0 keeps all", 0),
-        ("--top-p", float, "P", "keep this much probability mass", 1.0),
-        ("--seed", int, "S", "makes sampling reproducible", None),
-    )
-    sampling.add_argument(
-        "--stop", type=text, action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable"
-    )
-    add_options(
-        sampling.add_mutually_exclusive_group(),
-        ("--n", whole(most=100_000), "N", "completions of the prompt", 1),
+        several,
         ("--beam-width", whole(1, 100_000), "N", "the N likeliest completions that N beams find", None),
         ("--best-of", whole(1, 100_000), "N", "of N completions the one whose tokens are likeliest", None),
     )
@@ -86,29 +82,21 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         TwophaseError: An option, the model or the prompt cannot be used; says why.
     """
-    num_completions = args.beam_width or args.best_of or args.n
-    params = SamplingParams(
-        n=num_completions,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-        max_tokens=args.max_tokens,
-        stop=tuple(args.stop),
-        structured_outputs=_structured_outputs(args),
-        logprobs=None if args.best_of is None else 0,
-    )
-    if args.stream and num_completions != 1:
+    options = DEFAULTS | given(args, _SAMPLING) | {"structured_outputs": _structured_outputs(args)}
+    if several := args.beam_width or args.best_of:
+        options["n"] = several
+    params = SamplingParams(**options, logprobs=None if args.best_of is None else 0)
+    if args.stream and params.n != 1:
         raise InvalidRequestError(
-            f"--stream shows one completion as it comes, got {num_completions} with --n, --beam-width or --best-of; "
-            f"leave out one of the two."
+            f"--stream shows one completion as it comes, got {params.n} with --n, --beam-width or --best-of; leave out "
+            f"one of the two."
         )
     if args.best_of is not None and not params.temperature:
         raise InvalidRequestError(
             "--best-of chooses among draws, and --temperature 0 draws the same N times; raise it."
         )
     beams = None if args.beam_width is None else _beam_search_params(args, params)
-    config = _config(args)
+    config = _config(args, params.n)
     num_ranks = 2 if args.disaggregate else config.tensor_parallel_size
     if num_ranks > 1 and not is_rank():
         check_shares(args.model, config.tensor_parallel_size, config.enable_expert_parallel)
@@ -119,13 +107,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _beam_search_params(args: argparse.Namespace, params: SamplingParams) -> BeamSearchParams:
-    for given, why in (
+    for wrong, why in (
         (params.stop, "--stop: beams are compared token by token, and a stop string ends a text between them"),
         (params.structured_outputs, "--json-schema, --regex or --choice: it has no form"),
     ):
-        if given:
+        if wrong:
             raise InvalidRequestError(f"--beam-width does not go with {why}; leave out one of the two.")
-    return BeamSearchParams(beam_width=args.beam_width, max_tokens=args.max_tokens, temperature=args.temperature)
+    return BeamSearchParams(beam_width=args.beam_width, max_tokens=params.max_tokens, temperature=params.temperature)
 
 
 def _likeliest(completions: Sequence[CompletionOutput]) -> CompletionOutput:
@@ -200,12 +188,11 @@ def _structured_outputs(args: argparse.Namespace) -> StructuredOutputs | None:
     return None if args.choice is None else StructuredOutputs(choice=args.choice)
 
 
-def _config(args: argparse.Namespace) -> EngineConfig:
+def _config(args: argparse.Namespace, num_completions: int) -> EngineConfig:
     """The engine that is asked for. Raises ConfigError for one that cannot be."""
     # Nobody else is coming: a pool for these sequences is enough.
-    num_completions = args.beam_width or args.best_of or args.n
-    options = engine_options(args) | {"max_num_seqs": num_completions, "speculative_config": speculative_config(args)}
-    config = EngineConfig(**options)
+    limits: dict[str, Any] = {"max_num_seqs": num_completions, "speculative_config": speculative_config(args)}
+    config = EngineConfig(**engine_options(args), **limits)
     check_pairs(config, also=("disaggregated",) if args.disaggregate else ())
     return config
 

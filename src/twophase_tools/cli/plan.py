@@ -17,11 +17,6 @@ def add_parser(subparsers: Any) -> None:
     source.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="the file; --example prints one")
     source.add_argument("--example", action="store_true", help="print a file to start from")
     parser.add_argument(
-        "--write",
-        action="store_true",
-        help="put the engine's options into the file, for open_plan to open",
-    )
-    parser.add_argument(
         "--for",
         dest="target",
         choices=("vllm", "kubernetes"),
@@ -37,21 +32,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: A file that cannot be used; names the key and the rule.
     """
-    from twophase.core.errors import ConfigError
     from twophase_tools.capacity.config import EXAMPLE, read_config
     from twophase_tools.capacity.elsewhere import production_stack_values, vllm_commands
-    from twophase_tools.capacity.engine_section import write_engine
     from twophase_tools.capacity.plan import Plan
     from twophase_tools.capacity.report import to_dict, to_text
 
     if args.example:
-        if args.write:
-            raise ConfigError("--example prints a file, and --write changes one; give a file's name with --write.")
         print(EXAMPLE.read_text(encoding="utf-8"), end="")
         return 0
     plan = Plan(read_config(args.config))
-    if args.write:
-        write_engine(args.config, plan)
     if args.target is not None:
         print(vllm_commands(plan) if args.target == "vllm" else production_stack_values(plan))
         return 0

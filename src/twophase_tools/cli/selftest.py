@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from twophase.attention.interface import AttentionBackend, AttentionBatch, AttentionSpec
+from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.errors import TwophaseError
+from twophase.core.plan import ScheduledChunk
+from twophase.engine.runner import pack
 from twophase.model.machine import make_backend
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 64, 16
@@ -78,42 +80,15 @@ def _run_backend(
     cache = KVCache(KVCacheSpec(1, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype), NUM_BLOCKS, device)
     angles = torch.from_numpy(_angles(32)).float().to(device)
     contexts = [(0, context) for context, _, _ in SEQUENCES]
-    chunks = [(context, context + new) for context, new, _ in SEQUENCES]
-    for ranges in (contexts, chunks):
-        batch = _batch(ranges, device)
-        flat = [
-            torch.from_numpy(
-                np.concatenate([history[i][a:b] for history, (a, b) in zip(histories, ranges, strict=True)])
-            )
-            for i in range(3)
-        ]
-        q, k, v = (tensor.to(device, dtype) for tensor in flat)
-        plan = backend.plan(batch)
+    for ranges in (contexts, [(context, context + new) for context, new, _ in SEQUENCES]):
+        rows = [(*each, s) for s, each in enumerate(ranges) if each[0] < each[1]]
+        chunks = [ScheduledChunk(s, [0] * (end - start), start, SEQUENCES[s][2], 1) for start, end, s in rows]
+        plan = backend.plan(pack(chunks, BLOCK_SIZE, device=device).view())
+        flat = [np.concatenate([histories[s][i][start:end] for start, end, s in rows]) for i in range(3)]
+        q, k, v = (torch.from_numpy(each).to(device, dtype) for each in flat)
         q = backend.write(q, k, v, angles.cos(), angles.sin(), cache.layers[0], plan)
         out = backend.attend(q, cache.layers[0], plan)
     return out.double().cpu().numpy()
-
-
-def _batch(ranges: list[tuple[int, int]], device: torch.device) -> AttentionBatch:
-    """The ragged batch in which sequence s computes positions [ranges[s][0], ranges[s][1]); empty ones are left out."""
-    rows = [(a, b, blocks) for (a, b), (_, _, blocks) in zip(ranges, SEQUENCES, strict=True) if b > a]
-    tables = torch.zeros(len(rows), 16, dtype=torch.int32)
-    for row, (_, _, blocks) in zip(tables, rows, strict=True):
-        row[: len(blocks)] = torch.tensor(blocks)
-    positions = [position for a, b, _ in rows for position in range(a, b)]
-    slots = [blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for a, b, blocks in rows for p in range(a, b)]
-    query_lens = [b - a for a, b, _ in rows]
-    seq_lens = [b for _, b, _ in rows]
-    return AttentionBatch(
-        positions=torch.tensor(positions, device=device),
-        slot_mapping=torch.tensor(slots, device=device),
-        cu_query_lens=torch.tensor(np.cumsum([0, *query_lens]), dtype=torch.int32, device=device),
-        seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
-        block_tables=tables.to(device),
-        num_decodes=sum(length == 1 for length in query_lens),
-        query_lens_host=tuple(query_lens),
-        seq_lens_host=tuple(seq_lens),
-    )
 
 
 def _angles(num_positions: int) -> np.ndarray:

@@ -47,7 +47,6 @@ def run(args: argparse.Namespace) -> int:
     """
     from twophase_tools.simulate.fleet import run_fleet
     from twophase_tools.simulate.fleet_report import FleetReport
-    from twophase_tools.simulate.recorder import Recorder
     from twophase_tools.simulate.routers import router_named
     from twophase_tools.simulate.simulator import Replica
     from twophase_tools.simulate.traffic import requests_of
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     workload, slo = workload_of(args)
     router = router_named(args.router)
     cost_model, new_scheduler, notes = _engines(args)
-    replicas = [Replica(new_scheduler(), cost_model, Recorder(keeps_steps=False)) for _ in range(args.replicas)]
+    replicas = [Replica(new_scheduler(), cost_model, keeps_steps=False) for _ in range(args.replicas)]
     report = FleetReport(run_fleet(requests_of(workload), replicas, router), slo)
     if args.json:
         about = {"workload": workload.name, "seed": args.seed, "replicas": args.replicas, "notes": notes}

@@ -4,13 +4,17 @@ import abc
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import final
 
-from twophase_tools.load.checks import require_positive
+from twophase.core.rules import number, option
+from twophase_tools.checked import Checked
+
+# Squares and quotients of such numbers are far from a float's limits.
+POSITIVE = number("a finite number in [1e-9, 1e9]", lambda x: 1e-9 <= x <= 1e9)
 
 
-class Arrivals(abc.ABC):
+class Arrivals(Checked, abc.ABC):
     """An endless sequence of arrival times that never decrease. Implementations are final."""
 
     @abc.abstractmethod
@@ -19,7 +23,7 @@ class Arrivals(abc.ABC):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AtOnce(Arrivals):
     """Everyone at time 0: a batch job, not traffic."""
 
@@ -28,21 +32,18 @@ class AtOnce(Arrivals):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Poisson(Arrivals):
     """Many users who know nothing of each other: gaps are exponential, of mean 1 / rate_per_s."""
 
-    rate_per_s: float | int
-
-    def __post_init__(self) -> None:
-        require_positive("the arrival rate", self.rate_per_s, "requests per second")
+    rate_per_s: float | int = option(MISSING, POSITIVE)
 
     def times_s(self, rng: random.Random) -> Iterator[float]:
         return itertools.accumulate(rng.expovariate(self.rate_per_s) for _ in itertools.repeat(None))
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bursty(Arrivals):
     """Gaps from a gamma distribution of mean 1 / rate_per_s: clusters and lulls.
 
@@ -52,12 +53,8 @@ class Bursty(Arrivals):
         cv: Standard deviation of a gap over its mean; 1 is Poisson, above 1 is burstier, near 0 is like clockwork.
     """
 
-    rate_per_s: float | int
-    cv: float | int
-
-    def __post_init__(self) -> None:
-        require_positive("the arrival rate", self.rate_per_s, "requests per second")
-        require_positive("the coefficient of variation", self.cv)
+    rate_per_s: float | int = option(MISSING, POSITIVE)
+    cv: float | int = option(MISSING, POSITIVE)
 
     def times_s(self, rng: random.Random) -> Iterator[float]:
         shape, scale_s = 1 / self.cv**2, self.cv**2 / self.rate_per_s

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
+
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.slo import Slo
 
@@ -20,17 +22,8 @@ def percentile(values: Iterable[float | int], percent: float | int) -> float | N
     Raises:
         ValueError: `percent` is not in [0, 100].
     """
-    if not 0 <= percent <= 100:
-        raise ValueError(f"a percentile is asked for in per cent, in [0, 100], got {percent!r}.")
-    in_order = sorted(values)
-    return _interpolate(in_order, percent) if in_order else None
-
-
-def _interpolate(in_order: Sequence[float | int], percent: float | int) -> float:
-    index = (len(in_order) - 1) * percent / 100
-    below = math.floor(index)
-    above = min(below + 1, len(in_order) - 1)
-    return float(in_order[below] + (index - below) * (in_order[above] - in_order[below]))
+    there = list(values)
+    return float(np.percentile(there, percent)) if there else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +41,11 @@ class Percentiles:
     @classmethod
     def of(cls, values: Iterable[float | int | None]) -> "Percentiles | None":
         """Over the values that are there; None when none is, for then there is nothing to report, not 0."""
-        there = sorted(value for value in values if value is not None)
+        there = [value for value in values if value is not None]
         if not there:
             return None
-        p50, p90, p95, p99 = (_interpolate(there, percent) for percent in (50, 90, 95, 99))
-        return cls(len(there), math.fsum(there) / len(there), p50, p90, p95, p99, float(there[-1]))
+        p50, p90, p95, p99 = np.percentile(there, (50, 90, 95, 99)).tolist()
+        return cls(len(there), math.fsum(there) / len(there), p50, p90, p95, p99, float(max(there)))
 
 
 @dataclass(frozen=True, slots=True)

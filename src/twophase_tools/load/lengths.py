@@ -3,15 +3,27 @@
 import abc
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import final
 
 from twophase.core.errors import ConfigError
-from twophase_tools.load.checks import require_at_least, require_positive
+from twophase.core.rules import number, option, whole_number
+from twophase_tools.checked import Checked
+from twophase_tools.load.arrivals import POSITIVE
+
+COUNT = whole_number(1)
 
 
-class Lengths(abc.ABC):
-    """A distribution of lengths of at least one token. Implementations are final."""
+class Lengths(Checked, abc.ABC):
+    """A distribution of lengths of at least one token, in [low, high]. Implementations are final."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.high < self.low:
+            raise ConfigError(f"lengths must have low <= high, got low={self.low} and high={self.high}.")
 
     @abc.abstractmethod
     def draw(self, rng: random.Random) -> int:
@@ -19,22 +31,19 @@ class Lengths(abc.ABC):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UniformLengths(Lengths):
     """Every length in [low, high], both included, equally often."""
 
-    low: int
-    high: int
-
-    def __post_init__(self) -> None:
-        _require_range(self.low, self.high)
+    low: int = option(MISSING, COUNT)
+    high: int = option(MISSING, COUNT)
 
     def draw(self, rng: random.Random) -> int:
         return rng.randint(self.low, self.high)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LogNormalLengths(Lengths):
     """Many short and a few very long ones, as in real traffic; what falls outside [low, high] is set to the limit.
 
@@ -43,25 +52,13 @@ class LogNormalLengths(Lengths):
         sigma: Standard deviation of the logarithm; 0 is a fixed length, and at 1 one in 43 is above 7.4 medians.
     """
 
-    median: float | int
-    sigma: float | int
-    low: int
-    high: int
-
-    def __post_init__(self) -> None:
-        _require_range(self.low, self.high)
-        require_positive("a lognormal length's median", self.median, "tokens")
-        if not (math.isfinite(self.sigma) and self.sigma >= 0):
-            raise ConfigError(f"a lognormal length's sigma must be a finite number >= 0, got {self.sigma!r}.")
+    median: float | int = option(MISSING, POSITIVE)
+    sigma: float | int = option(MISSING, number("a finite number >= 0", lambda x: x >= 0))
+    low: int = option(MISSING, COUNT)
+    high: int = option(MISSING, COUNT)
 
     def draw(self, rng: random.Random) -> int:
         # Clipped in the logarithm, where nothing overflows.
         logarithm = rng.gauss(math.log(self.median), self.sigma)
         logarithm = min(max(logarithm, math.log(self.low)), math.log(self.high))
         return min(max(round(math.exp(logarithm)), self.low), self.high)
-
-
-def _require_range(low: int, high: int) -> None:
-    require_at_least("the shortest length", low, 1)
-    if high < low:
-        raise ConfigError(f"lengths must have low <= high, got low={low} and high={high}.")

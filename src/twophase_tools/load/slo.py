@@ -1,13 +1,16 @@
 """Service-level objectives: what a request was promised."""
 
-import math
 from dataclasses import dataclass
 
 from twophase.core.errors import ConfigError
+from twophase.core.rules import number, option, optional
+from twophase_tools.checked import Checked
+
+SECONDS = optional(number("a finite number of seconds > 0", lambda x: x > 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
+@dataclass(frozen=True)
+class Slo(Checked):
     """Limits on one request's latencies; None: no limit. Meeting a limit exactly is meeting it.
 
     Attributes:
@@ -18,15 +21,13 @@ class Slo:
         ConfigError: Neither is given, or one is not a positive finite number.
     """
 
-    ttft_s: float | int | None = None
-    tpot_s: float | int | None = None
+    ttft_s: float | int | None = option(None, SECONDS)
+    tpot_s: float | int | None = option(None, SECONDS)
 
     def __post_init__(self) -> None:
         if self.ttft_s is None and self.tpot_s is None:
             raise ConfigError("an SLO limits ttft_s, tpot_s or both, got neither; use None for no SLO at all.")
-        for name, value in (("ttft_s", self.ttft_s), ("tpot_s", self.tpot_s)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"an SLO's {name} must be a positive number of seconds, got {value!r}.")
+        super().__post_init__()
 
     def is_met(self, ttft_s: float | int | None, tpot_s: float | int | None) -> bool:
         """Whether these latencies keep it; without a first token (`ttft_s` None) nothing is kept."""

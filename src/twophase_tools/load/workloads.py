@@ -8,18 +8,19 @@ one seed gives the same workload on every machine.
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from typing import Protocol, final, runtime_checkable
 
 from twophase.core.errors import ConfigError
+from twophase.core.rules import checked, number, option
+from twophase_tools.checked import Checked
 from twophase_tools.load.arrivals import Arrivals, AtOnce, Bursty, Poisson
-from twophase_tools.load.checks import require_at_least
-from twophase_tools.load.lengths import Lengths, LogNormalLengths, UniformLengths
+from twophase_tools.load.lengths import COUNT, Lengths, LogNormalLengths, UniformLengths
 
 
-@dataclass(frozen=True, slots=True)
-class TimedRequest:
+@dataclass(frozen=True)
+class TimedRequest(Checked):
     """One request of a workload.
 
     Attributes:
@@ -33,18 +34,15 @@ class TimedRequest:
     """
 
     request_id: str
-    arrival_s: float | int
-    num_prompt_tokens: int
-    num_output_tokens: int
+    arrival_s: float | int = option(MISSING, number("a finite number of seconds >= 0", lambda x: x >= 0))
+    num_prompt_tokens: int = option(MISSING, COUNT)
+    num_output_tokens: int = option(MISSING, COUNT)
     prefix: str = ""
     num_prefix_tokens: int = 0
     prompt_token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.arrival_s) and self.arrival_s >= 0):
-            raise ConfigError(f"an arrival must be a finite number of seconds >= 0, got {self.arrival_s!r}.")
-        require_at_least("a prompt's tokens", self.num_prompt_tokens, 1)
-        require_at_least("an output's tokens", self.num_output_tokens, 1)
+        super().__post_init__()
         if not 0 <= self.num_prefix_tokens <= self.num_prompt_tokens:
             raise ConfigError(
                 f"a prefix of {self.num_prefix_tokens} tokens is no part of a prompt of {self.num_prompt_tokens}."
@@ -94,20 +92,16 @@ class Workload(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class SharedPrefix:
+@dataclass(frozen=True)
+class SharedPrefix(Checked):
     """`num_groups` system prompts of `num_tokens` tokens; each request's prompt begins with one of them."""
 
-    num_groups: int
-    num_tokens: int
-
-    def __post_init__(self) -> None:
-        require_at_least("groups that share a prefix", self.num_groups, 1)
-        require_at_least("a shared prefix's tokens", self.num_tokens, 1)
+    num_groups: int = option(MISSING, COUNT)
+    num_tokens: int = option(MISSING, COUNT)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RandomWorkload:
     """`num_requests` requests drawn from distributions.
 
@@ -125,16 +119,16 @@ class RandomWorkload:
     pool_share: float | int | None = None
 
     def __post_init__(self) -> None:
-        require_at_least("the number of requests", self.num_requests, 1)
+        checked("num_requests", self.num_requests, COUNT, ConfigError)
 
     def __iter__(self) -> Iterator[TimedRequest]:
         streams = ("arrivals", "prompts", "outputs", "prefixes")
         arrivals, prompts, outputs, prefixes = (random.Random(f"{self.seed} {stream}") for stream in streams)
         times_s = self.arrivals.times_s(arrivals)
         num_shared = self.prefix.num_tokens if self.prefix else 0
-        for number in range(self.num_requests):
+        for index in range(self.num_requests):
             yield TimedRequest(
-                request_id=str(number),
+                request_id=str(index),
                 arrival_s=next(times_s),
                 num_prompt_tokens=num_shared + self.prompt_lens.draw(prompts),
                 num_output_tokens=self.output_lens.draw(outputs),

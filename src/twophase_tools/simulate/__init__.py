@@ -6,7 +6,6 @@ traffic                      requests that come by the clock
 limits, simulator            one engine
 routers, fleet               many behind a router
 pools, arrived_pages         prefill and decode in pools of their own
-recorder                     what is kept of a run
 fleet_report                 a run engine by engine
 """
 
@@ -19,7 +18,6 @@ __all__ = [
     "limits",
     "model_shapes",
     "pools",
-    "recorder",
     "routers",
     "simulator",
     "step_load",

@@ -1,10 +1,12 @@
 """How long a step takes, from what it computes."""
 
 import abc
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import NamedTuple, final
 
 from twophase.core.errors import ConfigError
+from twophase.core.rules import number, option
+from twophase_tools.checked import Checked
 from twophase_tools.simulate.hardware import Hardware
 from twophase_tools.simulate.model_shapes import ModelShape
 from twophase_tools.simulate.step_load import StepLoad
@@ -25,9 +27,9 @@ class StepCost(NamedTuple):
 class CostModel(abc.ABC):
     """The time of a step. Implementations are final, and never let a step get shorter when its context gets longer."""
 
-    @abc.abstractmethod
     def overhead_s(self, num_chunks: int | float) -> tuple[float | int, float | int]:
         """Seconds of `schedule` and of `update` for a batch of so many chunks."""
+        return 0.0, 0.0
 
     @abc.abstractmethod
     def run_s(self, load: StepLoad) -> float | int:
@@ -38,76 +40,64 @@ class CostModel(abc.ABC):
         return StepCost(schedule_s, float(self.run_s(load)), update_s)
 
 
+SECONDS = number("a finite number of seconds >= 0", lambda x: x >= 0)
+
+
 @final
-@dataclass(frozen=True, slots=True)
-class LinearCostModel(CostModel):
+@dataclass(frozen=True)
+class LinearCostModel(Checked, CostModel):
     """A step's time as a sum of what it does times what each costs:
 
         run = per_step + per_token * tokens + per_sample * samples
-              + per_context * decode context + per_pair * prefill pairs + per_moved_block * swapped blocks
-        schedule = schedule_per_step + schedule_per_chunk * chunks, and update likewise
+              + per_context * decode context + per_pair * prefill pairs
 
     `per_step` is what any step costs, the reading of the weights above all; `per_token` the layers' products,
     `per_sample` the output projection and the sampling, `per_context` a decode's reading of the cache, and `per_pair`
-    the attention of prefills, the quadratic part. Seconds each, none negative.
+    the attention of prefills, the quadratic part. Seconds each. The host takes no time, nor do swaps.
     """
 
-    per_step_s: float | int
-    per_token_s: float | int = 0.0
-    per_sample_s: float | int = 0.0
-    per_context_s: float | int = 0.0
-    per_pair_s: float | int = 0.0
-    schedule_per_step_s: float | int = 0.0
-    schedule_per_chunk_s: float | int = 0.0
-    update_per_step_s: float | int = 0.0
-    update_per_chunk_s: float | int = 0.0
-    per_moved_block_s: float | int = 0.0
+    per_step_s: float | int = option(MISSING, SECONDS)
+    per_token_s: float | int = option(0.0, SECONDS)
+    per_sample_s: float | int = option(0.0, SECONDS)
+    per_context_s: float | int = option(0.0, SECONDS)
+    per_pair_s: float | int = option(0.0, SECONDS)
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not 0 <= value < float("inf"):
-                raise ConfigError(f"a cost must be finite and at least 0 seconds, got {name}={value}.")
+        super().__post_init__()
         if self.per_step_s + self.per_token_s <= 0:
             raise ConfigError("a step must take time: per_step_s or per_token_s must be above 0, or no clock advances.")
 
-    def overhead_s(self, num_chunks: int | float) -> tuple[float | int, float | int]:
-        return (
-            self.schedule_per_step_s + self.schedule_per_chunk_s * num_chunks,
-            self.update_per_step_s + self.update_per_chunk_s * num_chunks,
-        )
-
     def run_s(self, load: StepLoad) -> float | int:
         fixed = self.per_step_s + self.per_token_s * load.num_tokens + self.per_sample_s * load.num_samples
-        moved = self.per_moved_block_s * load.num_moved_blocks
-        return fixed + moved + self.per_pair_s * load.prefill_pairs + self.per_context_s * load.decode_context
+        return fixed + self.per_pair_s * load.prefill_pairs + self.per_context_s * load.decode_context
+
+
+# A share of next to nothing would leave the range of floats.
+SHARE = number("a share of a peak, in [1e-12, 1]", lambda x: 1e-12 <= x <= 1)
+AT_LEAST_0 = number("a number in [0, 1e21]", lambda x: 0 <= x <= 1e21)
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Assumptions:
+@dataclass(frozen=True)
+class Assumptions(Checked):
     """What a roofline cannot know. None of these was measured; they are round numbers of the size that well-tuned
     engines are reported to reach, and they are printed with every result.
 
     Attributes:
-        compute_efficiency: Share of the peak FLOP/s that a large step reaches, in (0, 1].
-        bandwidth_efficiency: Share of the peak bytes/s, for HBM and for the links between GPUs, in (0, 1].
+        compute_efficiency: Share of the peak FLOP/s that a large step reaches.
+        bandwidth_efficiency: Share of the peak bytes/s, for HBM and for the links between GPUs.
         all_reduce_latency_s: Of one all-reduce, however small.
         host_bytes_per_s: Between HBM and host memory, for swapping: what PCIe 4.0 x16, 32 GB/s, leaves.
         schedule_s, update_s: Of a step on the host, for each chunk of it `overhead_per_chunk_s` more on both sides.
     """
 
-    compute_efficiency: float | int = 0.6
-    bandwidth_efficiency: float | int = 0.8
-    all_reduce_latency_s: float | int = 10e-6
-    host_bytes_per_s: float | int = 25e9
-    schedule_s: float | int = 0.2e-3
-    update_s: float | int = 0.3e-3
-    overhead_per_chunk_s: float | int = 2e-6
-
-    def __post_init__(self) -> None:
-        for name in ("compute_efficiency", "bandwidth_efficiency"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is a share of a peak, in (0, 1], got {getattr(self, name)}.")
+    compute_efficiency: float | int = option(0.6, SHARE)
+    bandwidth_efficiency: float | int = option(0.8, SHARE)
+    all_reduce_latency_s: float | int = option(10e-6, AT_LEAST_0)
+    host_bytes_per_s: float | int = option(25e9, number("a number in [1, 1e21]", lambda x: 1 <= x <= 1e21))
+    schedule_s: float | int = option(0.2e-3, AT_LEAST_0)
+    update_s: float | int = option(0.3e-3, AT_LEAST_0)
+    overhead_per_chunk_s: float | int = option(2e-6, AT_LEAST_0)
 
     def to_text(self) -> str:
         host_ms = (self.schedule_s + self.update_s) * 1e3

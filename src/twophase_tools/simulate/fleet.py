@@ -13,7 +13,7 @@ from twophase_tools.simulate.simulator import Replica, in_order
 
 @final
 class Fleet:
-    """Serves requests in the order of their arrivals; the replicas' recorders keep what becomes of them.
+    """Serves requests in the order of their arrivals; the replicas keep what becomes of them.
 
     Raises:
         ConfigError: There is no replica.
@@ -57,7 +57,7 @@ class Fleet:
 
 
 def run_fleet(requests: Iterable[Request], replicas: Sequence[Replica], router: Router) -> Fleet:
-    """Serve `requests`, in the order of their arrivals; the replicas' recorders keep what becomes of them.
+    """Serve `requests`, in the order of their arrivals; the replicas keep what becomes of them.
 
     Requests are taken from the iterable one at a time: memory holds the unfinished ones only.
 

@@ -25,7 +25,7 @@ class FleetReport:
     @cached_property
     def records(self) -> list[RequestRecord]:
         """Of all engines."""
-        return [record for replica in self.fleet.replicas for record in replica.recorder.records]
+        return [record for replica in self.fleet.replicas for record in replica.records]
 
     @cached_property
     def total(self) -> ServingReport:
@@ -34,7 +34,7 @@ class FleetReport:
     @cached_property
     def engines(self) -> list[ServingReport]:
         """Of each engine."""
-        return [ServingReport.of(replica.recorder.records, slo=self.slo) for replica in self.fleet.replicas]
+        return [ServingReport.of(replica.records, slo=self.slo) for replica in self.fleet.replicas]
 
     @cached_property
     def end_s(self) -> float:
@@ -56,7 +56,7 @@ class FleetReport:
         """Tokens of the engine with the most, prompts and outputs, over the mean; 1: all have as many. None before any
         request has ended."""
         counts = [
-            sum(each.num_prompt_tokens + each.num_output_tokens for each in replica.recorder.records)
+            sum(each.num_prompt_tokens + each.num_output_tokens for each in replica.records)
             for replica in self.fleet.replicas
         ]
         return max(counts) * len(counts) / sum(counts) if sum(counts) else None

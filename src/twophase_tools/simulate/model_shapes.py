@@ -10,6 +10,10 @@ from twophase_features.experts.config import ExpertsConfig
 from twophase_features.quantization.schemes import GPU_SCALE_BYTES, SCHEMES, Scheme, head_scheme
 
 BFLOAT16_BYTES = 2
+SIZES = (  # that `ModelConfig` has under the same names
+    "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size",
+    "tie_word_embeddings", "max_position_embeddings", "qk_norm", "experts",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,19 +190,6 @@ def model_shape(name: str) -> ModelShape:
             f"{name} has layers that see all keys and layers that see a window, and this arithmetic knows one kind of "
             f"layer: a token takes blocks for as long as its layers see it, which differs. Choose another model."
         )
-    return ModelShape(
-        name,
-        config.hidden_size,
-        config.intermediate_size,
-        config.num_layers,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        config.vocab_size,
-        config.tie_word_embeddings,
-        "its config.json",
-        max_position_embeddings=config.max_position_embeddings,
-        qk_norm=config.qk_norm,
-        experts=config.experts,
-        scheme=None if config.quantization is None else config.quantization.scheme,
-    )
+    scheme = None if config.quantization is None else config.quantization.scheme
+    sizes = {name: getattr(config, name) for name in SIZES}
+    return ModelShape(name=name, source="its config.json", scheme=scheme, **sizes)

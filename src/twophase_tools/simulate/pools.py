@@ -12,37 +12,30 @@ a full decode pool does not hold up the prefill pool.
 import heapq
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from typing import final
 
-from twophase.core.errors import ConfigError
 from twophase.core.request import Request, RequestOutput
+from twophase.core.rules import number, option, whole_number
+from twophase_tools.checked import Checked
 from twophase_tools.simulate.fleet import Fleet
 from twophase_tools.simulate.simulator import Replica, in_order
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Link:
+@dataclass(frozen=True)
+class Link(Checked):
     """How K and V travel from an engine of the prefill pool: one prompt after the other.
 
     Attributes:
-        bytes_per_s: That an engine can send, above 0.
-        latency_s: Of a message, at least 0.
+        bytes_per_s: That an engine can send.
+        latency_s: Of a message.
         bytes_per_token: K and V in all layers.
     """
 
-    bytes_per_s: float | int
-    bytes_per_token: int
-    latency_s: float | int = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.bytes_per_s < math.inf:
-            raise ConfigError(f"a link carries a number of bytes per second above 0, got {self.bytes_per_s}.")
-        if not 0 <= self.latency_s < math.inf:
-            raise ConfigError(f"a link's latency must be a number of seconds of at least 0, got {self.latency_s}.")
-        if self.bytes_per_token < 1:
-            raise ConfigError(f"K and V of a token take at least 1 byte, got {self.bytes_per_token}.")
+    bytes_per_s: float | int = option(MISSING, number("a finite number > 0", lambda x: x > 0))
+    bytes_per_token: int = option(MISSING, whole_number(1))
+    latency_s: float | int = option(0.0, number("a finite number >= 0", lambda x: x >= 0))
 
     def transfer_s(self, num_tokens: int) -> float:
         """From the first byte sent to the last one received."""
@@ -83,7 +76,7 @@ class _OnTheirWay:
 
 
 def run_pools(requests: Iterable[Request], prefill: Fleet, decode: Fleet, link: Link) -> None:
-    """Serve `requests`: prompts in one fleet, the rest in the other. The decode pool's recorders keep what becomes of a
+    """Serve `requests`: prompts in one fleet, the rest in the other. The decode pool's engines keep what becomes of a
     request from its arrival to its end; those of the prefill pool, its life until its first token was computed.
 
     Raises:

@@ -20,7 +20,6 @@ from twophase.scheduling.sequence import Sequence as SchedulerSequence
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.simulate.arrived_pages import ArrivedPages
 from twophase_tools.simulate.cost_model import CostModel
-from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.step_load import load_of
 
 MAX_COMPLETIONS = 1 << 20  # of a request: keeps the made-up tokens of two requests apart
@@ -42,21 +41,23 @@ class Replica:
 
     Args:
         scheduler: Fresh; nothing in it is unfinished.
+        keeps_steps: Whether each step's trace is kept, too.
 
     Attributes:
         now_s: When the latest step that was done ended.
-        recorder: Keeps what becomes of its requests.
+        records: What became of each request, in the order of their ends.
         after_end: Called at a request's end, with its output; None: nothing is.
     """
 
-    def __init__(self, scheduler: Scheduler, cost_model: CostModel, recorder: Recorder) -> None:
+    def __init__(self, scheduler: Scheduler, cost_model: CostModel, keeps_steps: bool = True) -> None:
         self._scheduler = scheduler
         self._pages = ArrivedPages(scheduler.cache)
         self._cost_model = cost_model
-        self.recorder = recorder
+        self.records: list[RequestRecord] = []
+        self._keeps_steps = keeps_steps
         self.after_end: Callable[[RequestOutput], None] | None = None
         self.now_s: float | int = 0.0
-        self._log = StatLogger(1, scheduler)
+        self._log = StatLogger(None, scheduler)
         self._requests: dict[str, RequestState] = {}
         self._arrived_keys: dict[str, Sequence[BlockKey]] = {}  # of blocks that requests without a place wait for
         self._wake_s: float | int | None = None  # the scheduler asked not to be called before
@@ -65,6 +66,11 @@ class Replica:
         self._num_tokens = 0  # of prompts and outputs, of unfinished requests
         self._num_tokens_just_gone = 0  # how much smaller the latest step made that; below 0: larger
         self._busy_s: float | int = 0.0  # in all steps that were done
+
+    @property
+    def steps(self) -> tuple[StepTrace, ...]:
+        """A line per step that was done; none unless steps are kept."""
+        return tuple(self._log.steps)
 
     # -- what a router may ask, at a time with which `run_until` was called last
 
@@ -146,9 +152,8 @@ class Replica:
         for request_id, *_ in record.chunks if self._arrived_keys else ():
             self._pages.drop(self._arrived_keys.pop(request_id, ()))
         finished = self._take(self._scheduler.update(plan, sampled))
-        if self.recorder.keeps_steps:
+        if self._keeps_steps:
             self._log.note_step(record, sampled, finished, float(self.now_s))
-            self.recorder.steps += self._log.steps
         self._num_tokens_just_gone = num_tokens - self._num_tokens
 
     def _sleep(self, wake_s: float | int | None) -> None:
@@ -182,7 +187,7 @@ class Replica:
         self._num_just_ended += 1
         record = RequestRecord.from_output(output)
         self._num_tokens -= record.num_prompt_tokens + record.num_output_tokens
-        self.recorder.records.append(record)
+        self.records.append(record)
         if self.after_end is not None:
             self.after_end(output)
 
@@ -213,14 +218,13 @@ def simulate(requests: Iterable[Request], scheduler: Scheduler, cost_model: Cost
             the scheduler refuses.
         SimulationStuckError, PolicyError: The scheduler plans nothing while requests are unfinished, or nonsense.
     """
-    recorder = Recorder()
-    replica = Replica(scheduler, cost_model, recorder)
+    replica = Replica(scheduler, cost_model)
     for request in in_order(requests):
         replica.run_until(request.arrival_s)
         replica.submit(request)
     replica.run_until(math.inf)
-    records = sorted(recorder.records, key=lambda record: record.arrival_s)
-    return SimulationResult(tuple(records), tuple(recorder.steps))
+    records = sorted(replica.records, key=lambda record: record.arrival_s)
+    return SimulationResult(tuple(records), replica.steps)
 
 
 def in_order(requests: Iterable[Request]) -> Iterator[Request]:

@@ -16,16 +16,19 @@ MISTAKES = [
     ({"workload": "{rate: 1, prompt_tokens: 1}"}, "workload.output_tokens is missing"),
     ({"workload": "fast"}, "workload must be lines of `key: value`, got 'fast'"),
     ({"slo": "{}"}, "limits ttft_s, tpot_s or both"),
-    ({"max_num_seqs": "many"}, "max_num_seqs must be a whole number in [1, 1,000,000,000], got 'many'"),
-    ({"max_num_seqs": 64.5}, "got '64.5'"),
-    ({"max_num_seqs": "9" * 5000}, "whole number"),
-    ({"max_model_len": 1}, "max_model_len must be a whole number in [2,"),
+    ({"max_num_seqs": "many"}, "max_num_seqs must be a whole number >= 1 and <= 1000000000, got 'many'"),
+    ({"max_num_seqs": 64.5}, "got 64.5"),
+    ({"max_num_seqs": "9" * 5000}, "not valid YAML"),
+    ({"max_num_seqs": "9" * 4000}, "whole number"),
+    ({"max_num_seqs": "true"}, "whole number"),
+    ({"model": 2026}, "model must be text"),
+    ({"max_model_len": 1}, "max_model_len must be a whole number >= 2"),
     ({"block_size": 24}, "power of two"),
-    ({"workload": "{rate: 0, prompt_tokens: 9, output_tokens: 9}"}, "workload.rate must be a number in [1e-12, 1e+09]"),
-    ({"gpu_memory_utilization": 90}, "in [1e-12, 1], got '90'"),
-    ({"assumptions": "{compute_efficiency: 1.5}"}, "compute_efficiency is a share"),
-    ({"assumptions": "{compute_efficiency: 1e-300}"}, "assumptions.compute_efficiency must be a number in [1e-12"),
-    ({"workspace": "1 gb"}, "workspace must be a size such as 80 GB (powers of ten) or 74.5 GiB (powers of two), got"),
+    ({"workload": "{rate: 0, prompt_tokens: 9, output_tokens: 9}"}, "workload.rate must be a number in [1e-12, 1e9]"),
+    ({"gpu_memory_utilization": 90}, "in [1e-12, 1], got 90"),
+    ({"assumptions": "{compute_efficiency: 1.5}"}, "compute_efficiency must be a share"),
+    ({"assumptions": "{compute_efficiency: 1e-300}"}, "assumptions.compute_efficiency must be a share of a peak, in [1e-12, 1]"),
+    ({"workspace": "1 gb"}, "workspace must be a size such as 80 GB (powers of ten) or 74.5 GiB (powers of two)"),
     ({"dtype": "bf16"}, "dtype must be one of bfloat16, float16, float32, got 'bf16'"),
     ({"hardware": "h1000"}, "hardware must be one of a100, h100, h200, mi300x, got 'h1000'"),
     ({"hardware": "{memory: 80 GB, flops_per_s: 1e15, bytes_per_s: 0}"}, "hardware.bytes_per_s must be a number in [1,"),
@@ -41,8 +44,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("changes", "complaint"), MISTAKES, ids=lambda value: str(value)[:40])
 def test_a_mistake_is_named(changes, complaint):
     with pytest.raises(ConfigError) as caught:
-        parse_config(text(**changes), "a.yaml")
-    assert str(caught.value).startswith("a.yaml: ")
+        parse_config(text(**changes))
     assert complaint in str(caught.value)
     assert len(str(caught.value)) < 400
 
@@ -52,13 +54,13 @@ def test_a_mistake_is_named(changes, complaint):
 )
 def test_what_is_no_yaml(source):
     with pytest.raises(ConfigError, match="not valid YAML"):
-        parse_config(source, "a.yaml")
+        parse_config(source)
 
 
 @pytest.mark.parametrize("source", ["", "- model\n", "model:llama-3-8b\n"])
 def test_what_has_no_keys(source):
-    with pytest.raises(ConfigError, match=r"a.yaml: a plan must be lines of `key: value`"):
-        parse_config(source, "a.yaml")
+    with pytest.raises(ConfigError, match=r"a plan must be lines of `key: value`"):
+        parse_config(source)
 
 
 def test_the_example_and_its_defaults():
@@ -74,7 +76,7 @@ def test_the_example_and_its_defaults():
 def test_json_and_a_mapping_are_plans_too():
     values = {"model": "llama-3-8b", "hardware": "h100", "max_model_len": 4096, "max_num_seqs": 8}
     values |= {"workload": {"rate": 0.5, "prompt_tokens": 10, "output_tokens": 5}}
-    found = config_of(values, "plan.yaml")
+    found = config_of(values)
     source = '{"model": "llama-3-8b", "hardware": "h100", "max_model_len": 4096, "max_num_seqs": 8, "workload": '
     assert parse_config(source + '{"rate": 0.5, "prompt_tokens": 10, "output_tokens": 5}}') == found
     assert (found.workload.rate, found.max_num_seqs) == (0.5, 8)

@@ -8,7 +8,7 @@ import pytest
 from tests.mutation import KillTable, Mutant
 from tests.tools.capacity.plans import plan
 from tests.tools.capacity.test_config import check_units
-from tests.tools.capacity.test_engine_section import check_options
+from tests.tools.capacity.test_engine import check_options
 from tests.tools.capacity.test_times import IDEAL, TOY, TOY_GPU, toy_cost
 from twophase_tools.capacity.config import Workload
 from twophase_tools.load.slo import Slo
@@ -107,7 +107,7 @@ CHECKS = {
     "memory": check_memory,
     "workload_cost": check_workload_cost,
     "steady_state": check_steady_state,
-    "engine_section": check_options,
+    "engine": check_options,
 }
 
 MUTANTS = [
@@ -163,9 +163,9 @@ MUTANTS = [
         ("the lower half", "(middle, high) if is_fine(middle) else (low, middle)", "(low, middle) if is_fine(middle) else (middle, high)"),
     ),
     *mutants(
-        "engine_section",
-        ("places of memory", "    return options\n", "    return options | {\"max_num_seqs\": plan.max_requests}\n"),
-        ("one block less", "plan.memory.num_blocks}", "plan.memory.num_blocks - 1}"),
+        "engine",
+        ("places of memory", "{name: getattr(config, name) for name in SAME}", "{name: getattr(config, name) for name in SAME} | {\"max_num_seqs\": plan.max_requests}"),
+        ("one block less", "num_kv_blocks=plan.memory.num_blocks,", "num_kv_blocks=plan.memory.num_blocks - 1,"),
     ),
 ]  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.tools.capacity.plans import plan
 from twophase.core.errors import ConfigError
-from twophase_tools.capacity.engine_section import engine_options
+from twophase_tools.capacity.engine import engine_config
 from twophase_tools.capacity.memory import memory_table
 from twophase_tools.capacity.report import to_dict, to_text, warnings_of
 from twophase_tools.load.arrivals import Poisson
@@ -16,7 +16,6 @@ from twophase_tools.simulate.fleet import Fleet
 from twophase_tools.simulate.fleet_report import FleetReport
 from twophase_tools.simulate.limits import make_scheduler
 from twophase_tools.simulate.pools import Link, run_pools
-from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.routers import LeastOutstanding
 from twophase_tools.simulate.simulator import Replica
 from twophase_tools.simulate.traffic import requests_of
@@ -80,8 +79,8 @@ class TestProposals:
 
         def is_enough(prefill, decode):
             pools = service(pools=sized(prefill, decode)).pools
-            use = max(pools.utilisation(pools.prefills_per_s, prefill), pools.utilisation(pools.decodes_per_s, decode))
-            return use <= 0.8 and slo.is_met(pools.ttft_s, pools.tpot_s)
+            use = [side.utilisation for side in pools.sides.values()]
+            return max(use) <= 0.8 and slo.is_met(pools.ttft_s, pools.tpot_s)
 
         assert is_enough(pools.num_prefill, pools.num_decode)
         assert not is_enough(pools.num_prefill - 1, pools.num_decode)
@@ -120,13 +119,13 @@ def test_warnings(changes, warning):
 
 def test_pools_are_not_one_engine():
     with pytest.raises(ConfigError, match="pools have two kinds"):
-        engine_options(service())
+        engine_config(service())
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"pools": sized(0, 1)}, "pools.prefill.engines must be a whole number in [1,"),
+        ({"pools": sized(0, 1)}, "pools.prefill.engines must be a whole number >= 1"),
         ({"pools": "{prefill: {engines: 1}, link_bytes_per_s: 1e9}"}, "pools.decode is missing"),
         ({"pools": "{prefill: {engines: 1}, decode: {engines: 1}}"}, "pools.link_bytes_per_s is missing"),
         ({"pools": POOLS.replace("hardware: h200", "gpus: 3")}, "unknown key pools.decode.gpus"),
@@ -146,7 +145,7 @@ def play_out(planned, num_requests):
         limits = {name: getattr(pool.config, name) for name in names}
         limits["num_blocks"] = memory_table(pool.config).num_blocks
         cost_model = pool.cost.cost_model
-        replicas = [Replica(make_scheduler(limits), cost_model, Recorder(keeps_steps=False)) for _ in range(count)]
+        replicas = [Replica(make_scheduler(limits), cost_model, keeps_steps=False) for _ in range(count)]
         fleets.append(Fleet(replicas, LeastOutstanding()))
     mean = config.workload
     lengths = [UniformLengths(count, count) for count in (mean.prompt_tokens, mean.output_tokens)]

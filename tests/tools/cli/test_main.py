@@ -10,15 +10,14 @@ from tests.tools.conftest import start_cli
 from twophase import __version__
 from twophase.core.errors import ConfigError, InvalidRequestError, ModelFolderError, OutOfBlocksError
 from twophase_features.model_store.prepare import DEFAULT_MODEL
-from twophase_tools.cli.engine_options import engine_options
+from twophase_tools.cli.engine_options import engine_options, given
 from twophase_tools.cli.main import build_parser
 
 
 def test_generate_defaults():
     args = build_parser().parse_args(["generate", "hello"])
     assert (args.command, args.prompt, args.model) == ("generate", "hello", DEFAULT_MODEL)
-    assert (args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, args.n) == (64, 0.0, 0, 1.0, None, 1)
-    assert (engine_options(args), args.stop, args.chat) == ({}, [], False)
+    assert (engine_options(args), given(args, "sampling."), args.chat) == ({}, {}, False)
 
 
 @pytest.mark.parametrize(

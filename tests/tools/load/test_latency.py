@@ -1,8 +1,5 @@
-"""Percentiles against NumPy's, and goodput by hand."""
+"""Percentiles and goodput by hand."""
 
-import random
-
-import numpy as np
 import pytest
 
 from tests.tools.load.timeline import RECORDS, A, C, D
@@ -14,21 +11,12 @@ def test_the_worked_example():
     assert latency.percentile([4, 1, 3, 2], 90) == pytest.approx(3.7, rel=1e-15)
 
 
-def test_percentiles_are_numpys():
-    rng = random.Random(1)
-    for size in (1, 2, 3, 7, 100, 101, 1000):
-        values = [rng.lognormvariate(0, 2) for _ in range(size)]
-        for percent in (0, 0.1, 25, 50, 90, 95, 99, 99.9, 100):
-            expected = float(np.percentile(values, percent, method="linear"))
-            assert latency.percentile(values, percent) == pytest.approx(expected, rel=1e-12), (size, percent)
-
-
 def test_no_values_have_no_percentiles():
     assert latency.percentile([], 50) is None
     assert latency.Percentiles.of([]) is None
     assert latency.Percentiles.of([None, None]) is None
-    with pytest.raises(ValueError, match=r"\[0, 100\]"):
-        latency.percentile([], 101)
+    with pytest.raises(ValueError, match=r"range \[0, 100\]"):
+        latency.percentile([1], 101)
 
 
 def test_a_distribution_in_a_line():

@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
-        ("report lanes", "torch numpy matplotlib twophase.engine twophase.scheduling"),
+        ("report lanes", "torch matplotlib twophase.engine twophase.scheduling"),
         ("pictures", "torch twophase.engine"),
     ],
 )

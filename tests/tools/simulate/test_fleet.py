@@ -9,18 +9,16 @@ from twophase_tools.load.lengths import UniformLengths
 from twophase_tools.load.workloads import RandomWorkload, TimedRequest
 from twophase_tools.simulate.cost_model import LinearCostModel
 from twophase_tools.simulate.fleet import run_fleet
-from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.routers import ROUTERS, LeastOutstanding, RoundRobin, Router, router_named
-from twophase_tools.simulate.simulator import Replica
+from twophase_tools.simulate.simulator import Replica, simulate
 from twophase_tools.simulate.traffic import requests_of
 
 SECOND = LinearCostModel(1.0)
 
 
 def served_by(router, requests, count=2):
-    recorders = [Recorder() for _ in range(count)]
-    run_fleet(requests, [Replica(make_scheduler(), SECOND, recorder) for recorder in recorders], router)
-    return [sorted(record.request_id for record in recorder.records) for recorder in recorders]
+    fleet = run_fleet(requests, [Replica(make_scheduler(), SECOND) for _ in range(count)], router)
+    return [sorted(record.request_id for record in replica.records) for replica in fleet.replicas]
 
 
 def test_routers_by_hand():
@@ -55,13 +53,11 @@ def test_a_fleet_equals_its_replicas_alone():
     """Round robin over 3 engines is three engines with every third request."""
     workload = RandomWorkload("w", 60, Poisson(1.0), UniformLengths(1, 20), UniformLengths(1, 20))
     requests = list(requests_of(workload))
-    recorders = [Recorder() for _ in range(3)]
-    run_fleet(requests, [Replica(make_scheduler(), SECOND, recorder) for recorder in recorders], RoundRobin())
-    for i, recorder in enumerate(recorders):
-        alone = Recorder()
-        run_fleet(requests[i::3], [Replica(make_scheduler(), SECOND, alone)], RoundRobin())
-        assert recorder.records == alone.records
-        assert recorder.steps == alone.steps
+    fleet = run_fleet(requests, [Replica(make_scheduler(), SECOND) for _ in range(3)], RoundRobin())
+    for i, replica in enumerate(fleet.replicas):
+        alone = simulate(requests[i::3], make_scheduler(), SECOND)
+        assert sorted(replica.records, key=lambda record: record.arrival_s) == list(alone.records)
+        assert replica.steps == alone.steps
 
 
 def test_prompts_share_what_they_should():

@@ -10,7 +10,6 @@ from twophase.core.errors import ConfigError
 from twophase_tools.simulate.cost_model import LinearCostModel
 from twophase_tools.simulate.fleet import Fleet
 from twophase_tools.simulate.pools import Link, run_pools
-from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.routers import LeastOutstanding, RoundRobin
 from twophase_tools.simulate.simulator import Replica
 
@@ -19,11 +18,11 @@ SLOW, FAST = LinearCostModel(4.0), LinearCostModel(1.0)
 
 
 def pool(count=1, cost_model=SECOND, router=RoundRobin, **options):
-    return Fleet([Replica(make_scheduler(**options), cost_model, Recorder()) for _ in range(count)], router())
+    return Fleet([Replica(make_scheduler(**options), cost_model) for _ in range(count)], router())
 
 
 def records_of(fleet):
-    records = [record for replica in fleet.replicas for record in replica.recorder.records]
+    records = [record for replica in fleet.replicas for record in replica.records]
     return {record.request_id: record for record in records}
 
 
@@ -83,7 +82,7 @@ def test_nothing_is_lost_and_nothing_stays(seed):
 
     def make(blocks, places):
         scheduler = make_scheduler(num_blocks=blocks, max_num_seqs=places, budget=16)
-        return scheduler, Replica(scheduler, SECOND, Recorder())
+        return scheduler, Replica(scheduler, SECOND)
 
     sides = [[make(40, 4) for _ in range(2)], [make(24, 4) for _ in range(2)]]
     prefill, decode = (Fleet([replica for _, replica in side], LeastOutstanding()) for side in sides)
@@ -104,11 +103,11 @@ def test_nothing_is_lost_and_nothing_stays(seed):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ((0, 1), "bytes per second above 0"),
-        ((float("inf"), 1), "bytes per second above 0"),
-        ((1, 0), "at least 1 byte"),
-        ((1, 1, -1), "latency must be"),
-        ((1, 1, float("nan")), "latency must be"),
+        ((0, 1), "bytes_per_s must be"),
+        ((float("inf"), 1), "bytes_per_s must be"),
+        ((1, 0), "bytes_per_token must be"),
+        ((1, 1, -1), "latency_s must be"),
+        ((1, 1, float("nan")), "latency_s must be"),
     ],
 )
 def test_bad_links(arguments, complaint):

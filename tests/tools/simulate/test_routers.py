@@ -10,7 +10,6 @@ from twophase_tools.load.slo import Slo
 from twophase_tools.simulate.cost_model import LinearCostModel
 from twophase_tools.simulate.fleet import run_fleet
 from twophase_tools.simulate.fleet_report import FleetReport
-from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.routers import (
     ByLength,
     LeastOutstanding,
@@ -25,13 +24,13 @@ PER_TOKEN = LinearCostModel(0.01, per_token_s=0.01)
 
 
 def replicas_of(count, cost_model=SECOND, **options):
-    return [Replica(make_scheduler(**options), cost_model, Recorder()) for _ in range(count)]
+    return [Replica(make_scheduler(**options), cost_model) for _ in range(count)]
 
 
 def served_by(router, requests, count=2, cost_model=SECOND, **options):
     replicas = replicas_of(count, cost_model, **options)
     run_fleet(requests, replicas, router)
-    return [sorted(record.request_id for record in replica.recorder.records) for replica in replicas]
+    return [sorted(record.request_id for record in replica.records) for replica in replicas]
 
 
 class TestWhatAReplicaTells:
@@ -76,7 +75,7 @@ class TestPrefixAware:
     def hits(self, router, requests, count=3):
         replicas = replicas_of(count, num_blocks=128)
         run_fleet(requests, replicas, router)
-        records = [record for replica in replicas for record in replica.recorder.records]
+        records = [record for replica in replicas for record in replica.records]
         return sum(record.num_cached_tokens for record in records)
 
     def test_conversations_stay_where_they_are(self):
@@ -130,7 +129,7 @@ def test_short_prompts_do_not_wait_behind_long_ones():
     def slowest_short(router):
         replicas = replicas_of(3, PER_TOKEN, budget=64)
         run_fleet(requests, replicas, router)
-        records = [record for replica in replicas for record in replica.recorder.records if record.request_id[0] == "s"]
+        records = [record for replica in replicas for record in replica.records if record.request_id[0] == "s"]
         return max(record.ttft_s for record in records)
 
     apart = ByLength(30, num_long=1)

@@ -9,7 +9,7 @@ from twophase_features.policies.request_level import DynamicPolicy
 from twophase_tools.load.arrivals import Poisson
 from twophase_tools.load.lengths import UniformLengths
 from twophase_tools.load.workloads import RandomWorkload
-from twophase_tools.simulate.cost_model import LinearCostModel
+from twophase_tools.simulate.cost_model import CostModel, LinearCostModel
 from twophase_tools.simulate.simulator import SimulationStuckError, simulate
 from twophase_tools.simulate.traffic import requests_of
 
@@ -36,9 +36,16 @@ def test_timeline_by_hand():
     assert result.steps[2].finished == (("a", 0), ("b", 0))
 
 
+class WithOverheads(CostModel):
+    def overhead_s(self, num_chunks):
+        return 0.25, 0.125 + 0.125 * num_chunks
+
+    def run_s(self, load):
+        return 1.0
+
+
 def test_overheads_move_the_clock():
-    costs = LinearCostModel(1.0, schedule_per_step_s=0.25, update_per_step_s=0.125, update_per_chunk_s=0.125)
-    result = simulate([request("a", 0, 3, 2)], make_scheduler(), costs)
+    result = simulate([request("a", 0, 3, 2)], make_scheduler(), WithOverheads())
     assert [(s.start_s, s.schedule_s, s.run_s, s.update_s) for s in result.steps] == [
         (0.0, 0.25, 1.0, 0.25),
         (1.5, 0.25, 1.0, 0.25),

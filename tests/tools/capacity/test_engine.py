@@ -1,8 +1,7 @@
-"""From the plan to the engine: what `twophase plan --write` says is what the engine opened from it holds."""
+"""From the plan to the engine: what the plan says is what the engine opened from its file holds."""
 
 import pytest
 import torch
-import yaml
 
 from tests.model.tiny import make_folder
 from tests.tools.capacity.plans import plan, text
@@ -12,7 +11,7 @@ from twophase.core.errors import ConfigError
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.step_memory import step_bytes
 from twophase_tools.capacity.config import read_config
-from twophase_tools.capacity.engine_section import engine_options, open_plan, write_engine
+from twophase_tools.capacity.engine import engine_config, open_plan
 from twophase_tools.capacity.plan import Plan
 
 SMALL = {
@@ -35,13 +34,11 @@ CASES = {
 
 
 def written_plan(folder, family="llama-wide-heads", sizes=None, **changes):
-    """The file of a plan for a random model beside it, with the engine's section, and the plan."""
+    """The file of a plan for a random model beside it, and the plan."""
     make_folder(family, folder / "model", **(sizes or {"eos_token_id": None}))
     path = folder / "config.yaml"
     path.write_text(text(**SMALL | changes), encoding="utf-8")
-    written = Plan(read_config(path))
-    write_engine(path, written)
-    return path, written
+    return path, Plan(read_config(path))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,25 +92,6 @@ def test_places_are_the_limit_where_memory_is_not(tmp_path):
     assert most_at_once(path, 6) == written.max_requests == 3
 
 
-def test_the_command_writes_it_and_changes_no_other_line(twophase, tmp_path):
-    make_folder("llama", tmp_path / "model")
-    path = tmp_path / "config.yaml"
-    before = "# mine\n" + text(**SMALL) + "# the end\n\n"
-    path.write_text(before, encoding="utf-8")
-    printed = twophase("plan", path)
-    assert twophase("plan", path, "--write") == printed
-    once = path.read_text(encoding="utf-8")
-    assert once.startswith(before.rstrip())
-    assert yaml.safe_load(once)["engine"]["num_kv_blocks"] == Plan(read_config(path)).memory.num_blocks
-    assert twophase("plan", path, "--write") == printed
-    assert path.read_text(encoding="utf-8") == once, "written twice, it is there once"
-    path.write_text(once.replace("max_num_seqs: 8\n", "max_num_seqs: 4\n", 1) + "slo: {ttft_s: 9}\n", encoding="utf-8")
-    assert twophase("plan", path, "--write")[0] == 0
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert (found["engine"]["max_num_seqs"], found["slo"]) == (4, {"ttft_s": 9})
-    assert twophase("plan", "--example", "--write")[0] == 2
-
-
 def test_options_take_the_place_of_the_plans(tmp_path):
     path, _ = written_plan(tmp_path)
     llm = open_plan(str(path), device="cpu", skip_tokenizer_init=True, num_kv_blocks=40, block_size=8)
@@ -121,34 +99,12 @@ def test_options_take_the_place_of_the_plans(tmp_path):
     assert llm.scheduler.config.max_num_seqs == 8
 
 
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (lambda t: t[: t.index("engine:")], "has no section engine: `twophase plan --write"),
-        (lambda t: t[: t.index("engine:")] + "engine: []\n", "has no section engine"),
-        (lambda t: t[: t.index("engine:")] + "engine: {a: \n", "has no section engine"),
-        (lambda t: t + "  seed: !!python/name:os.system x\n", "has no section engine"),
-        (lambda t: t + "  num_kv_block: 3\n", "has an option that engines do not have: .*num_kv_block"),
-        (lambda t: t + "  admission: late\n", "admission must be one of optimistic, reserve, estimate, got 'late'"),
-        (lambda t: t + "  policy: fifo\n", "no policy is called 'fifo'; there are priority"),
-    ],
-)
-def test_a_section_that_cannot_be_opened(spoil, said, tmp_path):
-    path, _ = written_plan(tmp_path)
-    path.write_text(spoil(path.read_text(encoding="utf-8")), encoding="utf-8")
-    with pytest.raises(ConfigError, match=said):
-        open_plan(path)
-
-
-def test_nothing_is_written_for_what_does_not_fit():
-    with pytest.raises(ConfigError, match="no engine can be written for a plan in which no request fits"):
-        engine_options(plan(model="llama-3-70b"))
+def test_nothing_is_opened_for_what_does_not_fit():
+    with pytest.raises(ConfigError, match="no engine can be opened for a plan in which no request fits"):
+        engine_config(plan(model="llama-3-70b"))
 
 
 def check_options(module) -> None:
-    options = module.engine_options(plan(hardware="{memory: 24 GB, flops_per_s: 165e12, bytes_per_s: 1e12}"))
-    assert (options["model"], options["max_num_seqs"]) == ("meta-llama/Meta-Llama-3-8B", 256)
-    assert (
-        options["num_kv_blocks"]
-        == plan(hardware="{memory: 24 GB, flops_per_s: 1e12, bytes_per_s: 1}").memory.num_blocks
-    )
+    small = plan(hardware="{memory: 24 GB, flops_per_s: 165e12, bytes_per_s: 1e12}")
+    options = module.engine_config(small)
+    assert (options.max_num_seqs, options.num_kv_blocks) == (256, small.memory.num_blocks)
