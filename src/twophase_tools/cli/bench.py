@@ -32,10 +32,7 @@ BOUNDS: tuple[tuple[str, str, type, str], ...] = (
     ("--max-perplexity-ratio", "perplexity_ratio", float, "after over before (default 1.02 [1.03])"),
     ("--max-kl", "mean_kl", float, "mean KL divergence, nats (default 0.02 [0.035])"),
     ("--min-top1-agreement", "top1_agreement", float, "positions with the same likeliest token (default 0.95 [0.915])"),
-    ("--max-needles-lost", "needles_lost", int, "of 16 facts in a long text (default 1)"),
-    ("--max-objects-lost", "objects_lost", int, "JSON answers valid before and not after (default 0)"),
-    ("--min-equal-fields", "equal_fields", float, "fields of JSON answers as before (default 0.9)"),
-    ("--min-answers-kept", "answers_kept", float, "of the sums that were right before (default 0.9)"),
+    ("--min-answers-kept", "answers_kept", float, "of each kind: facts, JSON answers, sums (default 0.9)"),
 )
 
 
