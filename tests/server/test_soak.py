@@ -17,7 +17,6 @@ import pytest
 from tests.server.conftest import MODEL
 from tests.server.server_process import ServerProcess, free_port
 from twophase_tools.bench.http_client import HttpClient, RefusedError
-from twophase_tools.load.workloads import TimedRequest
 
 CONTEXT = 256  # of the tiny model
 NUM_CLIENTS, LOAD_S, THINK_S = 24, 5.0, 0.3
@@ -91,20 +90,19 @@ class Crowd:
 
     def request(self, most):
         token_ids = tuple(self.random.choices(range(100), k=self.random.randint(1, 64)))
-        return TimedRequest("soak", 0.0, len(token_ids), self.random.randint(1, most)), token_ids
+        return token_ids, self.random.randint(1, most)
 
     async def behave(self, most=64, pause_s=0.0):
         """Read an answer to its end. It has all its tokens, or the refusal says why."""
-        request, token_ids = self.request(most)
+        token_ids, num_asked = self.request(most)
         is_accepted, num_tokens = False, 0
         try:
-            async with aclosing(self.client.ask(request, token_ids)) as answer:
+            async with aclosing(self.client.ask(token_ids, num_asked)) as answer:
                 async for progress in answer:
                     self.open_accepted += not is_accepted
                     is_accepted, num_tokens = True, progress.num_tokens
                     await asyncio.sleep(pause_s)
-            is_whole = num_tokens == request.num_output_tokens
-            return "answered" if is_whole else self.breach(f"{num_tokens} of {request.num_output_tokens} tokens")
+            return "answered" if num_tokens == num_asked else self.breach(f"{num_tokens} of {num_asked} tokens")
         except RefusedError as error:
             return self.excuse(error, is_accepted)
         finally:

@@ -14,13 +14,11 @@ from typing import Any
 
 from twophase.core.errors import ConfigError
 from twophase.llm import LLM
-from twophase_tools.bench.machine import MachineRecord, record_machine
 from twophase_tools.bench.perplexity import more_prose, prose
 from twophase_tools.bench.quality_drift import STRETCH, measure_drift
 from twophase_tools.bench.quality_probes import Outcome
 from twophase_tools.bench.quality_tasks import answer
 from twophase_tools.bench.quality_verdict import FOUR_BITS, Bounds, Verdict, answer_verdicts, drift_verdicts
-from twophase_tools.bench.report import plain
 from twophase_tools.bench.turns import Say
 
 # Room for the prose, and for the answers to eight questions about it. Steps are short, so that two models' logits fit.
@@ -73,7 +71,6 @@ class FormatReport:
 class QualityReport:
     """A whole run."""
 
-    machine: MachineRecord
     model: str
     num_tokens: int
     formats: tuple[FormatReport, ...]
@@ -84,11 +81,11 @@ class QualityReport:
 
     def to_text(self) -> str:
         lines = [line for report in self.formats for line in (*report.to_lines(), "")]
-        return "\n".join([*lines, f"{self.model}, {self.num_tokens:,} tokens of text", self.machine.to_text()])
+        return "\n".join([*lines, f"{self.model}, {self.num_tokens:,} tokens of text"])
 
     def to_dict(self) -> dict[str, Any]:
         formats = [asdict(report) | {"passed": report.passed} for report in self.formats]
-        return asdict(self) | {"formats": plain(formats), "passed": self.passed}
+        return asdict(self) | {"formats": formats, "passed": self.passed}
 
 
 def bounds_for(variant: Variant, given: Mapping[str, int | float] | None = None) -> Bounds:
@@ -134,7 +131,7 @@ def bench_quality(
         reports.append(judge(variant.name, befores[dtype], after, bounds_for(variant, bounds), say))
         del after  # its weights should not stand beside the next one's
     before, *_ = befores.values()
-    return QualityReport(record_machine(), str(before.llm.model_dir), len(before.token_ids), tuple(reports))
+    return QualityReport(str(before.llm.model_dir), len(before.token_ids), tuple(reports))
 
 
 def open_model(model: str, **options: Any) -> Callable[[Variant], LLM]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from twophase.memory import kv_bytes_per_token
 from twophase.model.config import load_config
-from twophase_tools.bench.peers.process import Launch, NotRunError
+from twophase_tools.bench.peers.process import Launch, PeerError
 
 OURS, BATCH, ONE_BY_ONE, VLLM = "twophase", "transformers, one batch", "transformers, one by one", "vLLM"
 BLOCK_SIZE, VLLM_BLOCK_SIZE = 16, 128  # vLLM's is its own choice on a CPU
@@ -40,7 +40,7 @@ def launch_of(who: str, setup: Setup, lengths: list[int]) -> Launch:
     """How to start an engine for sequences of these lengths, all of which it holds to their ends at once.
 
     Raises:
-        NotRunError: It has no interpreter here, or runs on another device.
+        PeerError: It has no interpreter here, or runs on another device.
     """
     if who == VLLM:
         return _vllm_launch(setup, lengths)
@@ -67,9 +67,9 @@ def _blocks(lengths: list[int], block_size: int) -> int:
 
 def _vllm_launch(setup: Setup, lengths: list[int]) -> Launch:
     if setup.vllm_python is None:
-        raise NotRunError("give --vllm-python, an interpreter that has it")
+        raise PeerError("not run: give --vllm-python, an interpreter that has it")
     if setup.device != "cpu":
-        raise NotRunError(f"is compared on a CPU, not on {setup.device}")
+        raise PeerError(f"not run: is compared on a CPU, not on {setup.device}")
     config = load_config(Path(setup.folder))
     value_bytes = 4 if setup.dtype == "float32" else 2
     token_bytes = kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, value_bytes, 0)

@@ -10,7 +10,7 @@ from twophase.model.config import load_config
 from twophase_tools.bench.engine import Workload
 from twophase_tools.bench.peers import launches
 from twophase_tools.bench.peers.launches import VLLM, Setup, launch_of
-from twophase_tools.bench.peers.process import NotRunError, PeerProcess
+from twophase_tools.bench.peers.process import PeerError, PeerProcess
 
 PROMPTS = ((5, 17, 3, 88, 2, 9, 41), (1,), (60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70), (7, 7), (90, 3, 14))
 WORKLOAD = Workload("ragged", PROMPTS, (9, 1, 4, 6, 2))
@@ -42,7 +42,7 @@ def setup(tmp_path, python):
 
 
 def opened(who, setup):
-    return PeerProcess(launch_of(who, setup, WORKLOAD.lengths), 60.0)
+    return PeerProcess(launch_of(who, setup, WORKLOAD.lengths))
 
 
 def test_every_request_gets_its_own_tokens(seen, setup, tiny_folder):
@@ -80,7 +80,7 @@ def test_our_engine_has_room_for_all_and_nothing_is_found_again(tiny_folder, set
 
 
 def test_what_cannot_run_says_why(setup):
-    with pytest.raises(NotRunError, match="give --vllm-python"):
+    with pytest.raises(PeerError, match="give --vllm-python"):
         launch_of(VLLM, Setup("folder", "cpu", "float32", "torch", 1, None), [1])
-    with pytest.raises(NotRunError, match="on a CPU, not on cuda"):
+    with pytest.raises(PeerError, match="on a CPU, not on cuda"):
         launch_of(VLLM, setup("folder", device="cuda"), [1])
