@@ -237,10 +237,17 @@ class HttpEngine:
         return self
 
     def __exit__(self, *error: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._client.__aexit__(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _close(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._client.__aexit__()
 
     def model(self) -> str:
         """See `HttpClient.model`."""
@@ -264,8 +271,9 @@ class HttpEngine:
     async def _ask(self, asked: _Asked, num_tokens: int) -> RequestOutput:
         try:
             async with aclosing(self._client.ask(asked.token_ids, num_tokens)) as answer:
-                async for asked.last in answer:
-                    asked.times_s += [time.monotonic()] * (asked.last.num_tokens - len(asked.times_s))
+                async for progress in answer:
+                    asked.times_s += [time.monotonic()] * (progress.num_tokens - len(asked.times_s))
+                    asked.last = progress
         except RefusedError as error:
             asked.error = str(error)
         return asked.output()

@@ -40,10 +40,6 @@ def turns(*engines, repeats):
     return log, list(problems)
 
 
-def test_each_is_second_as_often():
-    assert turns(["ours"], ["a"], repeats=2) == (["ours", "a", "a", "ours"], [])
-
-
 @pytest.mark.parametrize("fails_in", [0, 1])
 def test_one_that_fails_is_out_and_the_others_go_on(fails_in):
     """In its warm-up or in a later round."""

@@ -10,7 +10,7 @@ import torch
 
 from twophase.core.errors import BackendUnavailableError
 from twophase_tools.bench.cuda_timer import Flush
-from twophase_tools.bench.kernel_cases import FULL, QUICK, CaseTable, KernelCase
+from twophase_tools.bench.kernel_cases import QUICK, CaseTable, KernelCase
 from twophase_tools.bench.kernel_variants import OURS, REFERENCE, Variant, Work, difference
 from twophase_tools.bench.kernels import (
     CaseResult,
@@ -65,17 +65,6 @@ def test_a_dry_run_gives_no_times(dry):
         assert "not run here: needs CUDA" in dry.to_text()
     found = json.loads(json.dumps(dry.to_dict()))
     assert (found["status"], found["problems"], found["roofs"]) == ("dry run", [], None)
-
-
-# The table.
-
-
-def test_bytes_of_a_decode():
-    table = CaseTable(FULL, torch.bfloat16, CPU)
-    q_bytes = 8 * 32 * 128 * 2 * 2
-    kv_bytes = 8 * 8192 * 8 * 128 * 2 * 2
-    assert table.decode((8192,) * 8, "").work == Work(kv_bytes + q_bytes, 8 * 8192 * 32 * 128 * 4)
-    assert table.decode((8192,) * 7 + (1,), "").work.num_bytes == kv_bytes * (7 * 8192 + 1) // (8 * 8192) + q_bytes
 
 
 # Reports, from a timer that takes a millisecond for everything.

@@ -10,7 +10,6 @@ import torch
 import twophase.attention.torch_backend as torch_backend
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
-from tests.tools.bench.quality_weights import with_rounded_weights
 from twophase.core.errors import ConfigError
 from twophase_kernels.quant import quantise_reference
 from twophase_tools.bench import quality, quality_tasks
@@ -86,20 +85,18 @@ def before(open_smollm2):
 
 @pytest.mark.full
 def test_the_gate_tells_eight_bits_from_three(open_smollm2, before, monkeypatch):
-    num_passed = {name: sum(each.passed for each in outcomes) for name, outcomes in before.answers.items()}
-    assert num_passed["needles found"] >= 6
-    assert (num_passed["guided JSON valid"], num_passed["free JSON valid"], num_passed["guided JSON fields"]) == (
-        3,
-        3,
-        12,
-    )
+    right = {name: sum(each.passed for each in outcomes) for name, outcomes in before.answers.items()}
+    assert right["needles found"] >= 6
+    assert (right["guided JSON valid"], right["free JSON valid"], right["guided JSON fields"]) == (3, 3, 12)
+    few = replace(BOUNDS, answers_kept=0.85)  # of eight needles one may be lost
     whole_text = replace(before, token_ids=before.llm.tokenizer.encode(prose()))  # 320 tokens do not decide on fp8
     for kv_format, asked in (("fp8_e4m3", whole_text), ("int8", before)):
         after = open_smollm2(Variant(kv_format))
-        report = quality.judge(kv_format, asked, after, BOUNDS)
+        report = quality.judge(kv_format, asked, after, few)
         assert not failed(report), "\n".join(report.to_lines())
+    assert "one-digit sums" in {verdict.name for verdict in report.verdicts if verdict.passed}
     monkeypatch.setattr(torch_backend, "quantise_reference", three_bits)
-    report = quality.judge("three bits", before, after, BOUNDS)
+    report = quality.judge("three bits", before, after, few)
     assert not report.passed
     everything = {"perplexity", "mean KL divergence", "same top token", "needles found", "free JSON valid"}
     assert failed(report) >= everything | {"guided JSON fields"}, "\n".join(report.to_lines())
@@ -111,21 +108,6 @@ def test_the_gate_sees_scales_in_the_wrong_place(open_smollm2, monkeypatch):
     monkeypatch.setattr(torch_backend, "quantise_reference", scrambled_scales)
     verdicts = list(quality.drift_verdicts(quality.measure_drift(before, after, token_ids), BOUNDS))
     assert [verdict.passed for verdict in verdicts] == [False, False, False]
-
-
-@pytest.mark.full
-def test_the_gate_tells_eight_bits_of_weights_from_two(open_smollm2, before):
-    """The same model passes; rounded to 8 bits it passes; to 2 bits every line that tells fails."""
-    report = quality.judge("the same", before, open_smollm2(Variant()), BOUNDS)
-    assert report.passed, "\n".join(report.to_lines())
-    telling = {verdict.name for verdict in report.verdicts if verdict.passed}
-    assert "one-digit sums" in telling
-    report = quality.judge("8 bits", before, with_rounded_weights(open_smollm2(Variant()), 8), BOUNDS)
-    assert report.passed, "\n".join(report.to_lines())
-    report = quality.judge("2 bits", before, with_rounded_weights(open_smollm2(Variant()), 2), quality.FOUR_BITS)
-    assert failed(report) >= telling - {"guided JSON valid"}, "\n".join(
-        report.to_lines()
-    )  # a mask makes objects of all
 
 
 # -- the command

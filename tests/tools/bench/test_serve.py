@@ -167,7 +167,7 @@ def test_an_engine_that_waits_for_company_is_not_spun():
     for arrivals_s, slept in (((0,), [0.4]), ((0, 0.25), [0.25])):  # a request that comes ends the wait
         time = FakeTime()
         engine = FakeEngine(time, step_s=0.0, idle_s=0.4)
-        requests = [request(str(arrival_s), arrival_s, 1) for arrival_s in arrivals_s]
+        requests = [request(str(arrival_s), arrival_s, 2) for arrival_s in arrivals_s]
         serve_module.serve(engine, requests, 50, **time.clock)
         assert time.slept[:1] == pytest.approx(slept, abs=1e-6)
 

@@ -79,7 +79,7 @@ MUTANTS = {
     ],
     (HTTP, http): [
         ("sent when it is convenient", "self._has_ended.wait(seconds)", "time.sleep(seconds)", http.test_in_a_closed_loop_a_client_sends_when_its_last_request_has_ended),
-        ("a chunk is a token", "* (asked.last.num_tokens - len(asked.times_s))", "", http.test_several_tokens_may_come_at_once),
+        ("a chunk is a token", "* (progress.num_tokens - len(asked.times_s))", "", http.test_several_tokens_may_come_at_once),
         ("a refusal is an abort", '"error" if self.error is not None else', "", http.test_a_refusal_stops_nobody),
         ("an abort is an end", 'or "abort"', 'or "length"', http.test_the_duration_limit_aborts_what_is_unfinished),
         ("late is when it was sent", "_Asked(request_id, prompt[\"prompt_token_ids\"], arrival_s,", "_Asked(request_id, prompt[\"prompt_token_ids\"], time.monotonic(),", http.test_requests_come_by_the_clock_and_their_times_are_noted),
