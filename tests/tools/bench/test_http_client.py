@@ -191,7 +191,7 @@ def test_several_tokens_may_come_at_once():
 
 def test_a_refusal_stops_nobody():
     refused = {1: refusal(429, "busy"), 3: b""}
-    run, found = play(lambda *asked: refused.get(asked[1]) or whole(*asked), *map(request, "abcd"), concurrency=1)
+    run, found = play(lambda body, i: refused.get(i, whole(body, i)), *map(request, "abcd"), concurrency=1)
     assert [why.partition(":")[0] for _, why in run.refusals] == ["429", "no answer"]
     assert [reason for reason, _ in found.values()] == ["length", "error", "length", "error"]
 
