@@ -63,8 +63,7 @@ class FormatReport:
         yield f"{self.name}, in {self.dtype}: the gate {'passes' if self.passed else 'FAILS'}"
         for verdict in self.verdicts:
             mark = {True: "pass", False: "FAIL", None: "----"}[verdict.passed]
-            note = f" (open: {verdict.times_text:.1f} times the text would decide)" if verdict.times_text else ""
-            yield f"  {mark}  {verdict.name:<18}  {verdict.text}{note}"
+            yield f"  {mark}  {verdict.name:<18}  {verdict.text}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from twophase_tools.bench.quality_drift import Drift, Estimate
+from twophase_tools.bench.quality_drift import Drift
 from twophase_tools.bench.quality_probes import Outcome
 
 
@@ -51,8 +51,6 @@ class Verdict:
         value: What is compared with the bound: for an estimate, its confidence limit on the bad side.
         passed: None where the unquantised model does too badly itself for the line to tell anything.
         text: What was measured, and the bound.
-        times_text: Where the confidence interval holds the bound, and the line fails because too little was read: so
-            many times the text would decide, if the mean stays where it is. 0 where it is decided.
     """
 
     name: str
@@ -60,7 +58,6 @@ class Verdict:
     bound: int | float
     passed: bool | None
     text: str
-    times_text: int | float = 0
 
 
 def drift_verdicts(drift: Drift, bounds: Bounds) -> Iterator[Verdict]:
@@ -69,22 +66,13 @@ def drift_verdicts(drift: Drift, bounds: Bounds) -> Iterator[Verdict]:
     low, ratio, high = (math.exp(min(log_ratio.mean + side * log_ratio.margin, 700)) for side in (-1, 0, 1))
     limit = bounds.perplexity_ratio
     text = f"{ratio:.4f} [{low:.4f}, {high:.4f}] of before, at most {limit:g}"
-    times = _times_text(log_ratio, math.log(limit)) if low <= limit < high else 0
-    yield Verdict("perplexity", high, limit, high <= limit, text, times)
+    yield Verdict("perplexity", high, limit, high <= limit, text)
     worst, limit = kl.mean + kl.margin, bounds.mean_kl
     text = f"{kl.mean:.5f} +- {kl.margin:.5f} nats, at most {limit:g}"
-    times = _times_text(kl, limit) if kl.mean - kl.margin <= limit < worst else 0
-    yield Verdict("mean KL divergence", worst, limit, worst <= limit, text, times)
+    yield Verdict("mean KL divergence", worst, limit, worst <= limit, text)
     worst, limit = top1.mean - top1.margin, bounds.top1_agreement
     text = f"{top1.mean:.2%} +- {top1.margin:.2%}, at least {limit:.2%}"
-    times = _times_text(top1, limit) if worst < limit <= top1.mean + top1.margin else 0
-    yield Verdict("same top token", worst, limit, worst >= limit, text, times)
-
-
-def _times_text(found: Estimate, limit: int | float) -> float:
-    """A margin shrinks with the square root of what is read."""
-    gap = abs(found.mean - limit)
-    return (found.margin / gap) ** 2 if gap else math.inf
+    yield Verdict("same top token", worst, limit, worst >= limit, text)
 
 
 def answer_verdicts(

@@ -18,34 +18,21 @@ def drift_of(log_ratio=(0.0, 0.0), kl=(0.0, 0.0), top1=(1.0, 0.0)):
 
 
 def check_drift_verdicts(module) -> None:
-    """Each line passes and fails by its confidence limit on the bad side; it is open where the interval decides nothing."""
+    """Each line passes and fails by its confidence limit on the bad side."""
     cases = [
-        ({}, (T, T, T), (F, F, F)),
-        ({"log_ratio": (math.log(1.019), 0.0)}, (T, T, T), (F, F, F)),
-        ({"log_ratio": (math.log(1.019), 0.01)}, (F, T, T), (T, F, F)),
-        ({"log_ratio": (math.log(1.04), 0.01)}, (F, T, T), (F, F, F)),
-        ({"log_ratio": (-0.5, 0.0)}, (T, T, T), (F, F, F)),
-        ({"kl": (0.019, 0.0005)}, (T, T, T), (F, F, F)),
-        ({"kl": (0.019, 0.002)}, (T, F, T), (F, T, F)),
-        ({"kl": (0.023, 0.002)}, (T, F, T), (F, F, F)),
-        ({"top1": (0.96, 0.005)}, (T, T, T), (F, F, F)),
-        ({"top1": (0.96, 0.02)}, (T, T, F), (F, F, T)),
-        ({"top1": (0.92, 0.02)}, (T, T, F), (F, F, F)),
-        ({"log_ratio": (math.inf, 0), "kl": (math.inf, 0)}, (F, F, T), (F, F, F)),
+        ({}, (T, T, T)),
+        ({"log_ratio": (math.log(1.019), 0.0)}, (T, T, T)),
+        ({"log_ratio": (math.log(1.019), 0.01)}, (F, T, T)),
+        ({"log_ratio": (-0.5, 0.0)}, (T, T, T)),
+        ({"kl": (0.019, 0.0005)}, (T, T, T)),
+        ({"kl": (0.019, 0.002)}, (T, F, T)),
+        ({"top1": (0.96, 0.005)}, (T, T, T)),
+        ({"top1": (0.96, 0.02)}, (T, T, F)),
+        ({"log_ratio": (math.inf, 0), "kl": (math.inf, 0)}, (F, F, T)),
     ]
-    for drift, passed, is_open in cases:
+    for drift, passed in cases:
         verdicts = list(module.drift_verdicts(drift_of(**drift), module.Bounds()))
         assert tuple(verdict.passed for verdict in verdicts) == passed, drift
-        assert tuple(verdict.times_text > 0 for verdict in verdicts) == is_open, drift
-
-
-def check_times_text(module) -> None:
-    """With so many times the text, and a margin so much smaller, the interval ends at the bound."""
-    open_at = drift_of((math.log(1.02) - 0.002, 0.006), (0.021, 0.003), (0.955, 0.01))
-    verdicts = list(module.drift_verdicts(open_at, module.Bounds()))
-    assert [verdict.times_text for verdict in verdicts] == pytest.approx([9, 9, 4])
-    (_, at_the_bound, _) = module.drift_verdicts(drift_of(kl=(0.02, 0.001)), module.Bounds())
-    assert at_the_bound.times_text == math.inf
 
 
 def outcomes_of(tasks) -> tuple[Outcome, ...]:
@@ -90,7 +77,7 @@ def check_answer_verdicts(module) -> None:
         assert (verdict.name, verdict.passed) == ("sums", passed), (before, after)
 
 
-CHECKS = (check_drift_verdicts, check_times_text, check_answer_verdicts)
+CHECKS = (check_drift_verdicts, check_answer_verdicts)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -103,8 +90,6 @@ MUTANTS = [
     ("the margin is forgotten", "worst, limit = kl.mean + kl.margin, bounds.mean_kl", "worst, limit = kl.mean, bounds.mean_kl"),
     ("the good side of the interval counts", "worst, limit = top1.mean - top1.margin", "worst, limit = top1.mean + top1.margin"),
     ("the mean ratio counts", 'Verdict("perplexity", high, limit, high <= limit, text', 'Verdict("perplexity", high, limit, ratio <= limit, text'),
-    ("what has failed for good is open", "if low <= limit < high else 0", "if limit < high else 0"),
-    ("margins shrink with what is read", "(found.margin / gap) ** 2 if", "found.margin / gap if"),
     ("judged by what it never could", "kept >= limit if tells else None", "kept >= limit"),
     ("judged by close calls alone", " and len(clear) > 0", ""),
     ("found makes up for lost", "kept = 1 - num_lost / max(1, len(clear))", "kept = num_new / max(1, num_old)"),
