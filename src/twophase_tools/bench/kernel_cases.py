@@ -154,8 +154,8 @@ class CaseTable:
                 return ours | {REFERENCE: lambda: Variant(reference, is_timed=False)}
             queries = q.unflatten(0, (len(chunks), -1)).transpose(1, 2).contiguous()
             used = tables[:, : seq_lens[0] // sizes.page].long()
-            dense = (cache[used].transpose(1, 2).flatten(2, 3) for cache in (k, v))
-            return ours | attention_rivals(queries, *dense, sizes.scale, may_compile=self.may_compile)
+            keys, values = (cache[used].transpose(1, 2).flatten(2, 3) for cache in (k, v))
+            return ours | attention_rivals(queries, keys, values, sizes.scale, may_compile=self.may_compile)
 
         return KernelCase(kernel.__name__, label, work, make_variants, self.tolerance, few, chunks)
 

@@ -23,12 +23,14 @@ SDPA_BACKENDS = {
     "SDPA math": SDPBackend.MATH,
 }
 
-Queries = Float[Tensor, "B H L D"]
-Dense = Float[Tensor, "B H_kv S D"]
-
 
 def attention_rivals(
-    q: Queries, keys: Dense, values: Dense, scale: float, *, may_compile: bool
+    q: Float[Tensor, "B H L D"],
+    keys: Float[Tensor, "B H_kv S D"],
+    values: Float[Tensor, "B H_kv S D"],
+    scale: float,
+    *,
+    may_compile: bool,
 ) -> dict[str, MakeVariant]:
     """Name -> contender, for the last L tokens of each of B sequences of S tokens."""
     inputs = q, keys, values, scale
@@ -36,7 +38,7 @@ def attention_rivals(
     return rivals | {"FlexAttention": partial(flex, *inputs, may_compile)}
 
 
-def sdpa(q: Queries, keys: Dense, values: Dense, scale: float, backend: SDPBackend) -> Variant:
+def sdpa(q: Tensor, keys: Tensor, values: Tensor, scale: float, backend: SDPBackend) -> Variant:
     num_queries, num_keys = q.shape[2], keys.shape[2]
     options: dict[str, Any] = {"scale": scale, "enable_gqa": True, "is_causal": 1 < num_queries == num_keys}
     if 1 < num_queries < num_keys:  # a mask, which not every backend takes
@@ -50,7 +52,7 @@ def sdpa(q: Queries, keys: Dense, values: Dense, scale: float, backend: SDPBacke
     return Variant(call, packed)
 
 
-def flex(q: Queries, keys: Dense, values: Dense, scale: float, may_compile: bool) -> Variant:
+def flex(q: Tensor, keys: Tensor, values: Tensor, scale: float, may_compile: bool) -> Variant:
     """A block mask spares it the blocks that causality hides."""
     num_queries, num_keys = q.shape[2], keys.shape[2]
     # A lambda: torch counts the arguments of what it gets, and the tests' type checker wraps functions.
@@ -64,6 +66,6 @@ def flex(q: Queries, keys: Dense, values: Dense, scale: float, may_compile: bool
     return Variant(torch.compile(attend, fullgraph=True, dynamic=False) if may_compile else attend, packed)
 
 
-def packed(out: Queries) -> tuple[Float[Tensor, "T H D"], ...]:
+def packed(out: Float[Tensor, "B H L D"]) -> tuple[Float[Tensor, "T H D"], ...]:
     """As ours: one sequence after another."""
     return (out.transpose(1, 2).flatten(0, 1),)

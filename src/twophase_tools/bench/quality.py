@@ -90,7 +90,7 @@ class QualityReport:
 def bounds_for(variant: Variant, given: Mapping[str, int | float] | None = None) -> Bounds:
     """The bounds of its bits, with those `given` by name in their place."""
     is_small = variant.quantization is not None and variant.quantization.startswith("int4")
-    return replace(FOUR_BITS if is_small else Bounds(), **(given or {}))  # type: ignore[arg-type]
+    return replace(FOUR_BITS if is_small else Bounds(), **(given or {}))
 
 
 def bench_quality(
