@@ -121,7 +121,7 @@ class EngineReport:
         versions = {each.name: each.versions for each in self.results if each.versions}
         used = [f"{self.model} on {self.device}, attention {self.backend}, {self.num_threads} threads"]
         used += [f"  {who}: {', '.join(f'{p} {v}' for p, v in of_one.items())}" for who, of_one in versions.items()]
-        return "\n".join([table(COLUMNS, (each.cells for each in self.results)), "", *used, *NOTES])
+        return "\n".join([table(COLUMNS, (each.cells for each in self.results)), "", *used, "", *NOTES, ""])
 
 
 def bench_engine(
