@@ -13,6 +13,7 @@ from ptx_emulator import CompilingProcess
 from tests.engine.engines import prompt_of
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant, is_killed
+from tests.quantization.weight_memory import weight_memory_bytes
 from twophase import LLM, assembly
 from twophase.model import machine
 from twophase.model.linear import TorchLinear, can_pack, make_linear
@@ -21,7 +22,6 @@ from twophase_features.quantization.few_rows import FewRows
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES
 from twophase_features.triton import linear
-from twophase_tools.bench.quality_cost import weight_memory_bytes
 
 pytest.importorskip("triton", reason="not run here: no triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="not run here: kernels for CPUs")

@@ -25,6 +25,7 @@ from twophase.llm import LLM
 from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.speculation.drafters import NgramDrafter, NgramIndex, usable
 from twophase_features.speculation.rejection import accepted_run
+from twophase_tools.load.steps import num_decode_tokens
 
 LONG = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [prompt_of(i, length) for i, length in enumerate((3, 17, 1, 30, 8, 16))]
@@ -68,7 +69,7 @@ class TestSameTokens:
             assert stats.num_accepted_tokens == stats.num_draft_tokens
         for step in engine.trace:
             decodes = step.chunks[: step.num_decodes + step.num_verifying]
-            assert step.num_decode_tokens == sum(num_tokens for *_, num_tokens in decodes)
+            assert num_decode_tokens(step) == sum(num_tokens for *_, num_tokens in decodes)
         if name.startswith("preemption"):
             assert stats.num_preemptions > 0
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.mutation import KillTable, Mutant
+from tests.quantization.weight_memory import weight_memory_bytes
 from twophase.core.errors import ConfigError
 from twophase_features.quantization import linear, rounding, weight
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
@@ -15,7 +16,6 @@ from twophase_features.quantization.linear import PackedLinear, make_quantized_l
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES, Scheme, head_scheme
 from twophase_features.quantization.weight import QuantizedWeight, can_stack, pack_nibbles
-from twophase_tools.bench.quality_cost import weight_memory_bytes
 
 OUTPUTS, INPUTS = 48, 128
 

@@ -170,8 +170,3 @@ class StepTrace:
     def kv_cache_usage(self) -> float:
         """Share of the pool's blocks that a sequence holds, after the step; vLLM's kv_cache_usage_perc."""
         return self.blocks_in_use / (self.blocks_in_use + self.blocks_cached + self.blocks_free)
-
-    @property
-    def num_decode_tokens(self) -> int:
-        """Tokens computed for sequences that decode, drafts included."""
-        return self.num_decodes + self.num_verifying + self.num_draft_tokens

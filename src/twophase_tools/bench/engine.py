@@ -4,19 +4,18 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from twophase.core.errors import ConfigError
-from twophase_tools.bench.machine import MachineRecord, record_machine
 from twophase_tools.bench.peers.launches import BATCH, ONE_BY_ONE, OURS, VLLM, Setup, launch_of
-from twophase_tools.bench.peers.process import NotRunError, PeerFailedError, PeerProcess
+from twophase_tools.bench.peers.process import PeerError, PeerProcess
+from twophase_tools.bench.report import table
 from twophase_tools.bench.turns import Say, in_turns
 
-LIMIT_S = 900  # for an engine to load a model, and for each run
 MIB = 1024**2
 
 NOTES = (
@@ -68,6 +67,7 @@ WEIGHTS: dict[str, tuple[str, str | None]] = {
     "int4": ("bfloat16", "int4"),
 }
 RIVALS = (BATCH, ONE_BY_ONE, VLLM)
+COLUMNS = ("workload", "weights", "engine", "tokens/s:", "TTFT p50:", "peak memory:", "equal:", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,7 @@ class Result:
 
     @property
     def cells(self) -> tuple[str, ...]:
+        """Of `COLUMNS`."""
         numbers = (
             "" if self.tokens_per_s is None else f"{self.tokens_per_s:.1f}",
             "" if self.ttft_p50_s is None else f"{self.ttft_p50_s:.2f} s",
@@ -110,28 +111,17 @@ class Result:
 class EngineReport:
     """A whole run; `backend` is this engine's attention."""
 
-    machine: MachineRecord
     model: str
     device: str
     backend: str
     num_threads: int
     results: tuple[Result, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def to_text(self) -> str:
-        """A table in Markdown, and what it was measured on."""
-        rows = [
-            ("workload", "weights", "engine", "tokens/s", "TTFT p50", "peak memory", "equal", ""),
-            ("---", "---", "---", "---:", "---:", "---:", "---:", "---"),
-            *(result.cells for result in self.results),
-        ]
         versions = {each.name: each.versions for each in self.results if each.versions}
         used = [f"{self.model} on {self.device}, attention {self.backend}, {self.num_threads} threads"]
         used += [f"  {who}: {', '.join(f'{p} {v}' for p, v in of_one.items())}" for who, of_one in versions.items()]
-        table = [f"| {' | '.join(row)} |" for row in rows]
-        return "\n".join([*table, "", *used, self.machine.to_text(), "", *NOTES])
+        return "\n".join([table(COLUMNS, (each.cells for each in self.results)), "", *used, "", *NOTES, ""])
 
 
 def bench_engine(
@@ -169,7 +159,7 @@ def bench_engine(
     for name in weights or (plain,):
         for workload in workloads(vocab_size, quick):
             results += _bench_workload(name, workload, setup, 1 if quick else repeats, say)
-    return EngineReport(record_machine(), model, setup.device, setup.backend, num_threads, tuple(results))
+    return EngineReport(model, setup.device, setup.backend, num_threads, tuple(results))
 
 
 def _resolve(model: str, device: str, dtype: str, backend: str) -> tuple[str, str, str, str, int]:
@@ -193,32 +183,30 @@ def _bench_workload(weights: str, workload: Workload, setup: Setup, repeats: int
     names = [OURS] if quantization is not None else [OURS, *RIVALS]
     if len(workload.prompts) == 1:  # a batch and one by one are the same
         names = [name for name in names if name != BATCH]
-    problems: dict[str, str] = {}
+    results = {name: Result(workload.name, weights, name) for name in names}
     engines: dict[str, PeerProcess] = {}
     with ExitStack() as opened:
         for name in names:
             say(f"{workload.name}, {weights}: loading {name}")
             try:
-                engines[name] = PeerProcess(launch_of(name, setup, workload.lengths), LIMIT_S)
+                engines[name] = PeerProcess(launch_of(name, setup, workload.lengths))
                 opened.callback(engines[name].close)
-            except NotRunError as error:
-                problems[name] = f"not run: {error}"
-            except PeerFailedError as error:
-                problems[name] = f"failed: {error}"
-        runs = take_turns(engines, workload, repeats, problems, lambda line: say(f"{workload.name}, {line}"))
+            except PeerError as error:
+                results[name] = replace(results[name], problem=str(error))
+        runs, problems = take_turns(engines, workload, repeats, lambda line: say(f"{workload.name}, {line}"))
     reference = runs[OURS][0]["token_ids"] if weights == "fp32" and OURS in runs else None
-    return [
-        Result(workload.name, weights, name, problems[name])
-        if name in problems
-        else _medians(name, weights, workload, runs[name], engines[name].versions, reference)
-        for name in names
-    ]
+    for name, problem in problems.items():
+        results[name] = replace(results[name], problem=problem)
+    for name, of_name in runs.items():
+        results[name] = _with_medians(results[name], workload, of_name, engines[name].versions, reference)
+    return [*results.values()]
 
 
 def take_turns(
-    engines: Mapping[str, PeerProcess], workload: Workload, repeats: int, problems: dict[str, str], say: Say
-) -> dict[str, list[dict[str, Any]]]:
-    """All runs by engine. One that fails goes into `problems`, and runs no more."""
+    engines: Mapping[str, PeerProcess], workload: Workload, repeats: int, say: Say
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
+    """All runs by engine, and why others have none: one that fails runs no more."""
+    problems: dict[str, str] = {}
 
     def way(name: str, number: int) -> dict[str, Any]:
         if name in problems:
@@ -228,9 +216,9 @@ def take_turns(
             prompts, lengths = prompts[:2], (2,) * len(prompts[:2])
         try:
             answer = engines[name].run(prompts, lengths)
-        except PeerFailedError as error:
-            problems[name] = f"failed: {error}"
-            say(f"{name} {problems[name]}")
+        except PeerError as error:
+            problems[name] = str(error)
+            say(f"{name} {error}")
             return {}
         if number:
             # Said when done, with the time: a run of many minutes that is cut short should not lose everything.
@@ -238,12 +226,11 @@ def take_turns(
         return answer
 
     found = in_turns({name: partial(way, name) for name in engines}, repeats)
-    return {name: runs for name, runs in found.items() if name not in problems}
+    return {name: runs for name, runs in found.items() if name not in problems}, problems
 
 
-def _medians(
-    name: str,
-    weights: str,
+def _with_medians(
+    result: Result,
     workload: Workload,
     runs: Sequence[dict[str, Any]],
     versions: dict[str, str],
@@ -253,10 +240,8 @@ def _medians(
     num_equal = None
     if reference is not None:
         num_equal = sum(a == b for a, b in zip(reference, runs[0]["token_ids"], strict=True))
-    return Result(
-        workload.name,
-        weights,
-        name,
+    return replace(
+        result,
         num_runs=len(runs),
         elapsed_s=elapsed_s,
         tokens_per_s=sum(workload.output_lens) / elapsed_s,

@@ -1,27 +1,28 @@
-"""`twophase bench serve --url`: the same load over HTTP, each request by a client of its own.
+"""`twophase bench serve --url`: a server in the place of an engine, each request by a client of its own.
 
-Completions of token ids are streamed, as OpenAI's protocol has them. What stands here knows no engine: any server of
-the protocol can be asked.
+Completions of token ids are streamed, as OpenAI's protocol has them; any server of the protocol can be asked.
 """
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import dataclass, field
+from threading import Event, Thread
 from typing import Any, NamedTuple, final, get_args
 
 import httpx
 
 from twophase.core.errors import ConfigError, TwophaseError
-from twophase.core.request import FinishReason
-from twophase_tools.bench.machine import record_machine
-from twophase_tools.bench.serve import PROGRESS_S, RunLog, ServeReport, ServingRun, check_limits, prompts_of
-from twophase_tools.bench.turns import Say
-from twophase_tools.load.records import RequestRecord
+from twophase.core.plan import StepTrace
+from twophase.core.request import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, SamplingParams
+from twophase_tools.bench.serve import ServeReport, serve
 from twophase_tools.load.report import ServingReport
 from twophase_tools.load.slo import Slo
-from twophase_tools.load.workloads import TimedRequest, Workload
+from twophase_tools.load.workloads import Workload
 
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 2.0  # servers close an idle connection after some seconds: it should not be used just then
@@ -39,9 +40,6 @@ class Progress(NamedTuple):
     num_tokens: int
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
-
-
-Ask = Callable[[TimedRequest, tuple[int, ...]], AsyncGenerator[Progress, None]]
 
 
 class ServerError(TwophaseError):
@@ -122,12 +120,12 @@ class HttpClient:
                 ) from error
         return self._model
 
-    async def ask(self, request: TimedRequest, token_ids: tuple[int, ...]) -> AsyncGenerator[Progress, None]:
+    async def ask(self, token_ids: tuple[int, ...], num_tokens: int) -> AsyncGenerator[Progress, None]:
         """A greedy completion of exactly so many tokens. Raises RefusedError with the server's status and words."""
         body = {
             "model": await self.model(),
             "prompt": token_ids,
-            "max_tokens": request.num_output_tokens,
+            "max_tokens": num_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
@@ -192,100 +190,118 @@ def _said(error: httpx.HTTPError) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-# -- load -------------------------------------------------------------------------------------------------------------
+# -- in the place of an engine ----------------------------------------------------------------------------------------
 
 
-async def play(
-    ask: Ask,
-    workload: Iterable[TimedRequest],
-    vocab_size: int,
-    *,
-    seed: int = 0,
-    duration_limit_s: float | int | None = None,
-    concurrency: int | None = None,
-    say: Say = lambda line: None,
-    now_s: Callable[[], float] = time.monotonic,
-) -> ServingRun:
-    """Play a workload until the last request has ended, as `serve` does with an engine.
+@dataclass(slots=True)
+class _Asked:
+    """A request under way, and what has come of it so far."""
 
-    Args:
-        concurrency: Clients of a closed loop; None: an open loop, in which requests come by the clock.
-        now_s: A clock that runs as fast as the event loop's.
+    request_id: str
+    token_ids: tuple[int, ...]
+    arrival_s: float | int
+    sent_s: float
+    times_s: list[float] = field(default_factory=list)
+    last: Progress = field(default_factory=lambda: Progress(0))
+    error: str | None = None
 
-    Raises:
-        ConfigError: As `serve`.
+    def output(self) -> RequestOutput:
+        """As it stands; without an end of its own it is aborted."""
+        reason: FinishReason = "error" if self.error is not None else self.last.finish_reason or "abort"
+        times_s, first_s = tuple(self.times_s), self.times_s[0] if self.times_s else None
+        began_s = None if first_s is None else self.sent_s
+        counts = len(self.token_ids), self.last.num_cached_tokens, 0
+        metrics = RequestMetrics(self.arrival_s, began_s, first_s, time.monotonic(), times_s, *counts)
+        completion = CompletionOutput(0, "", (), finish_reason=reason, error=self.error)
+        return RequestOutput(self.request_id, None, self.token_ids, (completion,), True, metrics)
+
+
+class HttpEngine:
+    """A server, as what `serve` needs of an engine. A thread of its own sends each request when it is added.
+
+    Use it as a context manager.
     """
-    check_limits(duration_limit_s, concurrency)
-    coming = prompts_of(workload, vocab_size, seed)
-    log = RunLog(len(coming), now_s, say)
 
-    async def open_loop() -> None:
-        async with asyncio.TaskGroup() as clients:
-            for request, token_ids in coming:
-                due_s = log.start_s + request.arrival_s
-                await asyncio.sleep(max(0.0, due_s - now_s()))
-                clients.create_task(_ask(ask, request, token_ids, due_s, log, now_s))
+    trace: tuple[StepTrace, ...] = ()
+    idle_s = math.inf  # nothing has to be done here until something comes: see `wait`
 
-    async def client() -> None:
-        while coming:
-            await _ask(ask, *coming.popleft(), now_s(), log, now_s)
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, daemon=True)
+        self._open: dict[str, tuple[_Asked, Future[RequestOutput]]] = {}
+        self._has_ended = Event()
 
-    async def closed_loop(num_clients: int) -> None:
-        async with asyncio.TaskGroup() as clients:
-            for _ in range(num_clients):
-                clients.create_task(client())
+    def __enter__(self) -> "HttpEngine":
+        self._thread.start()
+        return self
 
-    async def tell() -> None:
-        while True:
-            await asyncio.sleep(PROGRESS_S)
-            log.tell()
+    def __exit__(self, *error: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    running = asyncio.create_task(open_loop() if concurrency is None else closed_loop(concurrency))
-    telling = asyncio.create_task(tell())
-    _, unfinished = await asyncio.wait({running}, timeout=duration_limit_s)
-    running.cancel()
-    telling.cancel()
-    await asyncio.gather(running, telling, return_exceptions=True)
-    if not unfinished:
-        running.result()  # raises what was raised
-    return log.result((), was_cut=bool(unfinished))
+    async def _close(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._client.__aexit__()
 
+    def model(self) -> str:
+        """See `HttpClient.model`."""
+        return asyncio.run_coroutine_threadsafe(self._client.model(), self._loop).result()
 
-async def _ask(
-    ask: Ask, request: TimedRequest, token_ids: tuple[int, ...], due_s: float, log: RunLog, now_s: Callable[[], float]
-) -> None:
-    """Send a request, and note what became of it."""
-    log.begin(request.request_id)
-    sent_s = max(due_s, now_s())
-    times_s: list[float] = []
-    refusal: str | None = None
-    last = Progress(0, "abort")  # if this is cancelled before anything has come
-    try:
-        async with aclosing(ask(request, token_ids)) as answer:
-            async for progress in answer:
-                times_s += [now_s()] * (progress.num_tokens - len(times_s))
-                last = progress if progress.finish_reason else progress._replace(finish_reason="abort")
-    except RefusedError as error:
-        refusal, last = str(error), last._replace(finish_reason="error")
-    finally:
-        record = RequestRecord(
-            request_id=request.request_id,
-            arrival_s=due_s,
-            first_scheduled_s=sent_s if times_s else None,
-            token_times_s=tuple(times_s),
-            finished_s=now_s(),
-            num_prompt_tokens=len(token_ids),
-            num_cached_tokens=last.num_cached_tokens,
-            finish_reason=last.finish_reason,
-        )
-        log.end(record, refusal)
+    def add_request(
+        self,
+        request_id: str,
+        prompt: dict[str, tuple[int, ...]],
+        params: SamplingParams,
+        *,
+        arrival_s: float | int,
+        ttft_slo_s: float | int | None,
+        stream: bool,
+    ) -> None:
+        asked = _Asked(request_id, prompt["prompt_token_ids"], arrival_s, max(arrival_s, time.monotonic()))
+        future = asyncio.run_coroutine_threadsafe(self._ask(asked, params.max_tokens), self._loop)
+        self._open[request_id] = asked, future
+        future.add_done_callback(lambda _: self._has_ended.set())
+
+    async def _ask(self, asked: _Asked, num_tokens: int) -> RequestOutput:
+        try:
+            async with aclosing(self._client.ask(asked.token_ids, num_tokens)) as answer:
+                async for progress in answer:
+                    asked.times_s += [time.monotonic()] * (progress.num_tokens - len(asked.times_s))
+                    asked.last = progress
+        except RefusedError as error:
+            asked.error = str(error)
+        return asked.output()
+
+    def step(self) -> list[RequestOutput]:
+        """Those that have ended since the last call."""
+        self._has_ended.clear()
+        ended = [request_id for request_id, (_, future) in self._open.items() if future.done()]
+        return [self._open.pop(request_id)[1].result() for request_id in ended]
+
+    def wait(self, seconds: float) -> None:
+        """Until a request has ended, but no longer than that."""
+        self._has_ended.wait(seconds)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        asked, future = self._open.pop(request_id)
+        future.cancel()
+        return asked.output()
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._open)
 
 
 def bench_url(
     url: str, model: str, workload: Workload, *, api_key: str | None = None, slo: Slo | None = None, seed: int = 0,
     **how: Any,
 ) -> ServeReport:  # fmt: skip
-    """Play the workload against a server. `how` is as of `play`.
+    """Play the workload against a server. `how` is as of `serve`.
 
     Args:
         model: Whose vocabulary prompts are drawn from.
@@ -297,13 +313,8 @@ def bench_url(
     from twophase_features.model_store.prepare import resolve_model
 
     vocab_size = load_config(resolve_model(model)).vocab_size
-
-    async def run() -> tuple[ServingRun, str]:
-        async with HttpClient(url, api_key) as client:
-            served = await client.model()
-            return await play(client.ask, workload, vocab_size, seed=seed, **how), served
-
-    found, served = asyncio.run(run())
-    summary = ServingReport.of(found.records, found.steps, slo=slo, window=found.window)
-    about: dict[str, str | int] = {"url": url, "model": served}
-    return ServeReport(workload.name, seed, about, record_machine(), summary, found, NOTE)
+    with HttpEngine(HttpClient(url, api_key)) as engine:
+        about: dict[str, str | int] = {"url": url, "model": engine.model()}
+        run = serve(engine, workload, vocab_size, seed=seed, slo=slo, sleep=engine.wait, **how)
+    summary = ServingReport.of(run.records, run.steps, slo=slo, window=run.window)
+    return ServeReport(workload.name, seed, about, summary, run, NOTE)

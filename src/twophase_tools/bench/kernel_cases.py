@@ -1,7 +1,4 @@
-"""What `twophase bench kernels` measures: each kernel at serving sizes, with its rivals on the same data.
-
-torch's attention reads no block table: it gets K and V contiguous.
-"""
+"""What `twophase bench kernels` measures: each kernel at serving sizes, with its rivals on the same data."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -22,15 +19,8 @@ from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference, rope_reference
 from twophase_kernels.silu_mul import silu_mul
 from twophase_tools.bench.kernel_linears import Layer
-from twophase_tools.bench.kernel_rivals import AttentionBatch, attention_rivals
-from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant, compiled
-from twophase_tools.bench.kernel_work import (
-    Work,
-    attention_work,
-    rmsnorm_residual_work,
-    rope_kv_write_work,
-    silu_mul_work,
-)
+from twophase_tools.bench.kernel_rivals import attention_rivals
+from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant, Work
 
 # Of a row, relative. Two right answers differ by a few roundings of the dtype; leaving out the mask, a head or the last
 # page changes a row by more.
@@ -103,8 +93,9 @@ class CaseTable:
         for batch in sizes.decode_batches:
             for num_keys in sizes.decode_keys:
                 yield self.decode((num_keys,) * batch, f"B={batch}, {num_keys:,} keys")
+        batch, num_keys = sizes.decode_batches[-1], sizes.decode_keys[-1] // 4
         for kv_format in ("int8", "fp8_e4m3"):
-            yield self.quantised_decode(sizes.decode_batches[-1], sizes.decode_keys[-1] // 4, kv_format)
+            yield self.decode((num_keys,) * batch, f"B={batch}, {num_keys:,} keys, {kv_format} cache", kv_format)
         for name, seq_lens in sizes.ragged_decodes:
             yield self.decode(seq_lens, f"B={len(seq_lens)}, {name}, {min(seq_lens):,} to {max(seq_lens):,} keys")
         for num_tokens in sizes.prefill_tokens:
@@ -126,67 +117,70 @@ class CaseTable:
 
     # -- attention ----------------------------------------------------------------------------------------------------
 
-    def decode(self, seq_lens: tuple[int, ...], label: str) -> KernelCase:
-        return self.attention(tuple((1, length) for length in seq_lens), label)
+    def decode(self, seq_lens: tuple[int, ...], label: str, kv_format: KVFormat = "none") -> KernelCase:
+        return self.attention(tuple((1, length) for length in seq_lens), label, kv_format)
 
-    def quantised_decode(self, batch_size: int, num_keys: int, kv_format: KVFormat) -> KernelCase:
-        """Nobody else reads this format, so it is compared with the reference only."""
-        sizes = self.sizes
-        seq_lens = (num_keys,) * batch_size
-        work = attention_work((1,) * batch_size, seq_lens, *self._heads, self.dtype.itemsize, 1, 4)
-
-        def make_variants() -> dict[str, MakeVariant]:
-            q = self._randn(batch_size, sizes.num_heads, sizes.head_dim)
-            k, v, tables, scales = self._quantised_pages(seq_lens, kv_format)
-            inputs = q, k, v, tables, torch.tensor(seq_lens, dtype=torch.int32, device=self.device)
-            options = {"scale": sizes.scale, "max_seq_len": num_keys, **scales}
-            return {
-                OURS: lambda: Variant(lambda: paged_decode(*inputs, **options)),
-                REFERENCE: lambda: Variant(lambda: paged_attention_reference(*inputs, **options), is_timed=False),
-            }
-
-        label = f"B={batch_size}, {num_keys:,} keys, {kv_format} cache"
-        chunks = tuple((1, length) for length in seq_lens)
-        return KernelCase("paged_decode", label, work, make_variants, self.tolerance, only_reads=True, chunks=chunks)
-
-    def attention(self, chunks: tuple[tuple[int, int], ...], label: str) -> KernelCase:
-        """`chunks`: per sequence, the tokens to compute and all its tokens."""
-        query_lens, seq_lens = (tuple(lengths) for lengths in zip(*chunks, strict=True))
-        work = attention_work(query_lens, seq_lens, *self._heads, self.dtype.itemsize, self.dtype.itemsize)
+    def attention(self, chunks: tuple[tuple[int, int], ...], label: str, kv_format: KVFormat = "none") -> KernelCase:
+        """`chunks`: per sequence, the tokens to compute and all its tokens. Where these are unequal, or the cache is
+        quantised, nobody else takes them as they are, and our answer is compared with the reference's."""
+        sizes, (query_lens, seq_lens) = self.sizes, (tuple(lengths) for lengths in zip(*chunks, strict=True))
+        has_rivals = len({*chunks}) == 1 and seq_lens[0] % sizes.page == 0 and kv_format == "none"
+        # K and V of every key once, with their scales, q in and out once; Q.K and P.V of visible pairs. Partial results
+        # are left out: they belong to how the work was split, not to the work.
+        num_stored, num_scale_bytes = self._stored(kv_format)
+        kv_bytes = sum(seq_lens) * sizes.num_kv_heads * 2 * (sizes.head_dim * num_stored + num_scale_bytes)
+        q_bytes = sum(query_lens) * sizes.num_heads * sizes.head_dim * 2 * self.dtype.itemsize
+        num_pairs = sum(n * (length - n) + n * (n + 1) // 2 for n, length in chunks)
+        work = Work(kv_bytes + q_bytes, num_pairs * sizes.num_heads * 4 * sizes.head_dim)
         # A few tokens after a long context, drafts to verify, are as memory-bound as decode, and go to its kernel.
-        group = self.sizes.num_heads // self.sizes.num_kv_heads
-        few = query_lens != seq_lens and max(query_lens) * group <= max_rows(self.sizes.head_dim)
+        group = sizes.num_heads // sizes.num_kv_heads
+        few = query_lens != seq_lens and max(query_lens) * group <= max_rows(sizes.head_dim)
         kernel: Callable[..., Any] = paged_decode if few else paged_prefill
-        longest = {"max_seq_len": max(seq_lens)} if few else {}
+        lengths = {"max_query_len": max(query_lens)} | ({"max_seq_len": max(seq_lens)} if few else {})
 
         def make_variants() -> dict[str, MakeVariant]:
-            batch = self._attention_batch(query_lens, seq_lens)
-            options = {"max_query_len": max(query_lens), "scale": batch.scale, **longest}
-            starts = None if max(query_lens) == 1 else batch.cu_query_lens
-            paged = batch.k_cache, batch.v_cache, batch.block_tables, batch.lengths
-            ours: dict[str, MakeVariant] = {OURS: lambda: Variant(lambda: kernel(batch.q, *paged, starts, **options))}
+            q = self._randn(sum(query_lens), sizes.num_heads, sizes.head_dim)
+            k, v, tables, scales = self._cache(seq_lens, kv_format)
+            seq_ends, query_ends = (
+                torch.tensor(each, dtype=torch.int32, device=self.device) for each in (seq_lens, [0, *query_lens])
+            )
+            starts = None if max(query_lens) == 1 else query_ends.cumsum(0, dtype=torch.int32)
+            paged, options = (q, k, v, tables, seq_ends, starts), {"scale": sizes.scale, **scales}
+            ours: dict[str, MakeVariant] = {OURS: lambda: Variant(lambda: kernel(*paged, **lengths, **options))}
             if not few and self._has_tma:
-                inputs = batch.q, *paged, batch.cu_query_lens
-                ours["ours, by TMA"] = lambda: Variant(lambda: paged_prefill_tma(*inputs, scale=batch.scale))
-            return ours | attention_rivals(batch, may_compile=self.may_compile)
+                ours["ours, by TMA"] = lambda: Variant(lambda: paged_prefill_tma(*paged, **options))
+            if not has_rivals:
+                reference = lambda: paged_attention_reference(*paged, **options)  # noqa: E731
+                return ours | {REFERENCE: lambda: Variant(reference, is_timed=False)}
+            queries = q.unflatten(0, (len(chunks), -1)).transpose(1, 2).contiguous()
+            used = tables[:, : seq_lens[0] // sizes.page].long()
+            keys, values = (cache[used].transpose(1, 2).flatten(2, 3) for cache in (k, v))
+            return ours | attention_rivals(queries, keys, values, sizes.scale, may_compile=self.may_compile)
 
         return KernelCase(kernel.__name__, label, work, make_variants, self.tolerance, few, chunks)
 
     @property
     def _has_tma(self) -> bool:
         """Whether `paged_prefill_tma` takes these cases, on Hopper itself."""
-        takes = self.sizes.page == PAGE and self.dtype.itemsize == 2 and gpu_generation(self.device) == "hopper"
-        return takes and torch.cuda.get_device_capability(self.device)[0] == 9
+        takes = self.sizes.page == PAGE and self.dtype.itemsize == 2 and self.device.type == "cuda"
+        is_hopper = takes and gpu_generation(self.device) == "hopper"
+        return is_hopper and torch.cuda.get_device_capability(self.device)[0] == 9
 
-    @property
-    def _heads(self) -> tuple[int, int, int]:
-        return self.sizes.num_heads, self.sizes.num_kv_heads, self.sizes.head_dim
+    def _stored(self, kv_format: KVFormat) -> tuple[int, int]:
+        """Bytes of a number in the cache, and of a row's scale."""
+        return (self.dtype.itemsize, 0) if kv_format == "none" else (1, 4)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def rope_kv_write(self, num_tokens: int, kv_format: KVFormat) -> KernelCase:
-        sizes, itemsizes = self.sizes, (self.dtype.itemsize, cache_dtype(kv_format, self.dtype).itemsize)
-        work = rope_kv_write_work(num_tokens, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, *itemsizes)
+        sizes, (num_stored, num_scale_bytes) = self.sizes, self._stored(kv_format)
+        # q, K and V in and out; a row of cos and of sin, a position and a slot per token; 3 flops an element.
+        row_bytes = sizes.head_dim * (self.dtype.itemsize + num_stored) + num_scale_bytes
+        q_bytes = sizes.num_heads * sizes.head_dim * 2 * self.dtype.itemsize
+        angle_bytes = 2 * (sizes.head_dim // 2) * 4 + 2 * 8
+        num_rows = sizes.num_heads + sizes.num_kv_heads
+        num_bytes = num_tokens * (q_bytes + 2 * sizes.num_kv_heads * row_bytes + angle_bytes)
+        work = Work(num_bytes, 3 * num_tokens * num_rows * sizes.head_dim)
 
         def make_variants() -> dict[str, MakeVariant]:
             new_q = self._randn(num_tokens, sizes.num_heads, sizes.head_dim)
@@ -226,7 +220,9 @@ class CaseTable:
         return KernelCase("rope_kv_write", f"{num_tokens:,} tokens{suffix}", work, make_variants, tolerance)
 
     def rmsnorm_residual(self, num_tokens: int) -> KernelCase:
-        work = rmsnorm_residual_work(num_tokens, self.sizes.hidden, self.dtype.itemsize)
+        width, itemsize = self.sizes.hidden, self.dtype.itemsize
+        # x and the residual in once, y and the sum out once, the weight once in all; 5 flops an element.
+        work = Work((4 * num_tokens + 1) * width * itemsize, 5 * num_tokens * width)
 
         def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
             x, residual = (self._randn(num_tokens, self.sizes.hidden) for _ in range(2))
@@ -247,7 +243,8 @@ class CaseTable:
             gate_up = self._randn(num_tokens, 2 * width)
             return lambda: silu_mul(gate_up), lambda: F.silu(gate_up[:, :width]) * gate_up[:, width:]
 
-        work = silu_mul_work(num_tokens, width, self.dtype.itemsize)
+        # gate and up in, the product out; exp2 counts as one of 7 flops an element.
+        work = Work(3 * num_tokens * width * self.dtype.itemsize, 7 * num_tokens * width)
         return self._against_torch("silu_mul", f"{num_tokens:,} x {width:,}", work, make)
 
     def _against_torch(
@@ -266,7 +263,7 @@ class CaseTable:
         return KernelCase(kernel, label, work, make_variants, self.tolerance)
 
     def _compiled(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        return compiled(function) if self.may_compile else function
+        return torch.compile(function, fullgraph=True) if self.may_compile else function
 
     # -- inputs -------------------------------------------------------------------------------------------------------
 
@@ -274,54 +271,26 @@ class CaseTable:
         # Made on the device: the largest case holds 8 GiB. Random, because zeros run faster than real data.
         return torch.randn(*shape, dtype=self.dtype, device=self.device)
 
-    def _attention_batch(self, query_lens: tuple[int, ...], seq_lens: tuple[int, ...]) -> AttentionBatch:
-        sizes, page = self.sizes, self.sizes.page
-        q = self._randn(sum(query_lens), sizes.num_heads, sizes.head_dim)
-        longest = -(-max(seq_lens) // page) * page
-        keys, values = (self._randn(len(seq_lens), sizes.num_kv_heads, longest, sizes.head_dim) for _ in range(2))
-        tables, is_used = self._tables(seq_lens)
-        k_cache, v_cache = (self._pages(dense, tables, is_used) for dense in (keys, values))
-        return AttentionBatch(q, keys, values, k_cache, v_cache, tables, seq_lens, query_lens, sizes.scale)
-
-    def _tables(self, seq_lens: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Block tables whose pages are scattered over the pool at random, as they are after an hour of serving; and
-        which entries are in use, bool like them."""
-        num_pages = torch.tensor([-(-length // self.sizes.page) for length in seq_lens], device=self.device)
-        width = int(num_pages.max())
-        width += -width % 16
-        is_used = torch.arange(width, device=self.device) < num_pages[:, None]
-        tables = torch.zeros(len(seq_lens), width, dtype=torch.int32, device=self.device)
-        tables[is_used] = torch.randperm(int(num_pages.sum()), device=self.device, dtype=torch.int32)
-        return tables, is_used
-
-    def _pages(self, dense: Tensor, tables: Tensor, is_used: Tensor) -> Tensor:
-        """[B, H_kv, S, D], S whole pages, as the pages [N, H_kv, page, D] that the tables name."""
-        batch, num_kv_heads, length, head_dim = dense.shape
-        num_pages = length // self.sizes.page
-        pages = dense.view(batch, num_kv_heads, num_pages, self.sizes.page, head_dim).transpose(1, 2)
-        block_ids = tables[is_used].long()
-        cache = dense.new_empty(len(block_ids), num_kv_heads, self.sizes.page, head_dim)
-        cache[block_ids] = pages[is_used[:, :num_pages]]
-        return cache
-
-    def _quantised_pages(
+    def _cache(
         self, seq_lens: tuple[int, ...], kv_format: KVFormat
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """Random codes and scales: what they decode to does not change the time."""
-        tables, is_used = self._tables(seq_lens)
-        shape = (int(is_used.sum()), self.sizes.num_kv_heads, self.sizes.page, self.sizes.head_dim)
+        """K and V in pages, block tables, and scales, all random: what codes decode to does not change the time. Each
+        sequence has as many pages as the longest one, scattered over the pool, as they are after an hour of serving."""
+        sizes, batch, num_pages = self.sizes, len(seq_lens), -(-max(seq_lens) // self.sizes.page)
+        shape = batch * num_pages, sizes.num_kv_heads, sizes.page, sizes.head_dim
+        pages = torch.randperm(shape[0], dtype=torch.int32, device=self.device).view(batch, num_pages)
+        tables = F.pad(pages, (0, -num_pages % 16))
+        if kv_format == "none":
+            return self._randn(*shape), self._randn(*shape), tables, {}
         stored = cache_dtype(kv_format, self.dtype)
         k, v = (torch.randint(0, 100, shape, dtype=stored, device=self.device) for _ in range(2))
         scales = {name: torch.rand(shape[:3], device=self.device) / 100 for name in ("k_scale", "v_scale")}
         return k, v, tables, scales
 
     def _empty_cache(self, num_tokens: int, kv_format: KVFormat) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        sizes = self.sizes
-        shape = (-(-num_tokens // sizes.page), sizes.num_kv_heads, sizes.page, sizes.head_dim)
-        k, v = (torch.zeros(shape, dtype=cache_dtype(kv_format, self.dtype), device=self.device) for _ in range(2))
-        scales = {}
-        if kv_format != "none":
-            scales = {name: torch.zeros(shape[:3], device=self.device) for name in ("k_scale", "v_scale")}
+        k, v, _, scales = self._cache((num_tokens,), kv_format)
+        for tensor in (k, v, *scales.values()):
+            tensor.zero_()
         return k, v, scales
 
     def _scattered_slots(self, num_tokens: int) -> Tensor:

@@ -4,18 +4,17 @@ torch's own kernels for them are not public. Each wants its codes packed in its 
 for 4 bits has scales and zeros in x's dtype, so ours get scales and minima that are exactly those numbers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twophase_kernels.fp8_linear import fp8_linear, fp8_linear_reference, quantise_tokens, quantise_tokens_reference
+from twophase_kernels.fp8_linear import fp8_linear, quantise_tokens, quantise_tokens_reference
 from twophase_kernels.packed_codes import pack_codes
-from twophase_kernels.quantized_linear import quantized_linear, quantized_linear_reference
-from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant
-from twophase_tools.bench.kernel_work import Work, fp8_linear_work, quantise_tokens_work, quantized_linear_work
+from twophase_kernels.quantized_linear import quantized_linear
+from twophase_tools.bench.kernel_variants import OURS, KernelCase, MakeVariant, Variant, Work
 
 DENSE = "F.linear, dense"
 TOKENS_TOLERANCE = 1e-2  # a value halfway between two codes may become either
@@ -36,18 +35,22 @@ class Layer:
 
     def cases(self, tolerance: float) -> Iterator[KernelCase]:
         """A row for each way to store the weight, and one for the quantiser that fp8 needs."""
-        sizes = self.num_tokens, self.num_inputs, self.num_outputs
-        label = f"{self.num_outputs:,} x {self.num_inputs:,}, {self.num_tokens:,} tokens"
-        num_scales = 2 * self.num_outputs * (self.num_inputs // self.group)
-        ways: tuple[tuple[str, Work, Callable[[], dict[str, MakeVariant]]], ...] = (
-            ("int4_linear", quantized_linear_work(*sizes, 4, self.dtype.itemsize, num_scales), self.int4),
-            ("int8_linear", quantized_linear_work(*sizes, 8, self.dtype.itemsize, self.num_outputs), self.int8),
-            ("fp8_linear", fp8_linear_work(*sizes, self.dtype.itemsize), self.fp8),
-        )
-        for kernel, work, make in ways:
-            yield KernelCase(kernel, label, work, make, tolerance, only_reads=True)
-        label = f"{self.num_tokens:,} x {self.num_inputs:,}"
-        work = quantise_tokens_work(self.num_tokens, self.num_inputs, self.dtype.itemsize)
+        num_tokens, num_inputs, num_outputs = self.num_tokens, self.num_inputs, self.num_outputs
+        label, itemsize = f"{num_outputs:,} x {num_inputs:,}, {num_tokens:,} tokens", self.dtype.itemsize
+        num_codes, num_flops = num_outputs * num_inputs, 2 * num_tokens * num_inputs * num_outputs
+        # Each code once, fp32 scales and, of 4 bits, minima; x in and y out once.
+        x_bytes, y_bytes = num_tokens * num_inputs * itemsize, num_tokens * num_outputs * itemsize
+        int4_bytes = num_codes // 2 + 2 * 4 * (num_codes // self.group) + x_bytes + y_bytes
+        int8_bytes = num_codes + 4 * num_outputs + x_bytes + y_bytes
+        # Quantising x is work of its own: a byte for each number, and a scale per token.
+        codes_bytes = num_tokens * (num_inputs + 4)
+        fp8_bytes = codes_bytes + num_codes + 4 * num_outputs + y_bytes
+        ways = ("int4_linear", int4_bytes, self.int4), ("int8_linear", int8_bytes, self.int8)
+        for kernel, num_bytes, make in (*ways, ("fp8_linear", fp8_bytes, self.fp8)):
+            yield KernelCase(kernel, label, Work(num_bytes, num_flops), make, tolerance, only_reads=True)
+        # A comparison and a product per number.
+        work = Work(x_bytes + codes_bytes, 2 * num_tokens * num_inputs)
+        label = f"{num_tokens:,} x {num_inputs:,}"
         yield KernelCase("quantise_tokens", label, work, self.tokens, TOKENS_TOLERANCE)
 
     def int4(self) -> dict[str, MakeVariant]:
@@ -62,21 +65,20 @@ class Layer:
             scales_and_zeros = torch.stack([scales, zeros], dim=-1)
             if self.device.type == "cpu":
                 packed = torch._convert_weight_to_int4pack_for_cpu(codes, INNER_K_TILES)
-                return if_taken(lambda: torch._weight_int4pack_mm_for_cpu(x, packed, self.group, scales_and_zeros))
+                return Variant(lambda: torch._weight_int4pack_mm_for_cpu(x, packed, self.group, scales_and_zeros))
             # Even columns are the upper half of a byte.
             pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
             packed = torch._convert_weight_to_int4pack(pairs, INNER_K_TILES)
-            return if_taken(lambda: torch._weight_int4pack_mm(x, packed, self.group, scales_and_zeros))
+            return Variant(lambda: torch._weight_int4pack_mm(x, packed, self.group, scales_and_zeros))
 
-        def weight() -> Tensor:
+        def dense() -> Variant:
             scaled = codes * scales.float().T.repeat_interleave(self.group, dim=1)
-            return scaled + minima.T.repeat_interleave(self.group, dim=1)
+            return self._dense(x, scaled + minima.T.repeat_interleave(self.group, dim=1))
 
         return {
-            OURS: lambda: _product(quantized_linear, x, pack_codes(codes, 4), scales.float(), minima),
+            OURS: lambda: self._ours(x, codes, 4, scales.float(), minima),
             "torch int4pack": torch_int4,
-            DENSE: lambda: dense_variant(x, weight()),
-            REFERENCE: lambda: _compared(quantized_linear_reference, x, pack_codes(codes, 4), scales, minima),
+            DENSE: dense,
         }
 
     def int8(self) -> dict[str, MakeVariant]:
@@ -84,10 +86,9 @@ class Layer:
         codes = torch.randint(-127, 128, (self.num_outputs, self.num_inputs), dtype=torch.int8, device=self.device)
         scales = torch.rand(self.num_outputs, device=self.device).to(self.dtype)
         return {
-            OURS: lambda: _product(quantized_linear, x, pack_codes(codes, 8), scales.float()),
-            "torch int8pack": lambda: if_taken(lambda: torch._weight_int8pack_mm(x, codes, scales)),
-            DENSE: lambda: dense_variant(x, codes * scales.float()[:, None]),
-            REFERENCE: lambda: _compared(quantized_linear_reference, x, pack_codes(codes, 8), scales),
+            OURS: lambda: self._ours(x, codes, 8, scales.float()),
+            "torch int8pack": lambda: Variant(lambda: torch._weight_int8pack_mm(x, codes, scales)),
+            DENSE: lambda: self._dense(x, codes * scales.float()[:, None]),
         }
 
     def fp8(self) -> dict[str, MakeVariant]:
@@ -102,11 +103,8 @@ class Layer:
 
         return {
             OURS: lambda: Variant(lambda: fp8_linear(x, x_scales, weight, scales, dtype=dtype)),
-            "torch _scaled_mm": lambda: if_taken(scaled_mm),
-            DENSE: lambda: dense_variant((x.float() * rows).to(dtype), weight.float() * scales[:, None]),
-            REFERENCE: lambda: Variant(
-                lambda: fp8_linear_reference(x, x_scales, weight, scales, dtype=dtype), is_timed=False
-            ),
+            "torch _scaled_mm": lambda: Variant(scaled_mm),
+            DENSE: lambda: self._dense((x.float() * rows).to(dtype), weight.float() * scales[:, None]),
         }
 
     def tokens(self) -> dict[str, MakeVariant]:
@@ -124,31 +122,11 @@ class Layer:
     def _x(self) -> Tensor:
         return torch.randn(self.num_tokens, self.num_inputs, dtype=self.dtype, device=self.device)
 
+    def _ours(self, x: Tensor, codes: Tensor, bits: int, *scales: Tensor) -> Variant:
+        packed = pack_codes(codes, bits)
+        return Variant(lambda: quantized_linear(x, packed, *scales))
 
-def _product(linear: Callable[..., Tensor], *inputs: Tensor) -> Variant:
-    return Variant(lambda: linear(*inputs))
-
-
-def _compared(linear: Callable[..., Tensor], *inputs: Tensor) -> Variant:
-    return Variant(lambda: linear(*inputs), is_timed=False)
-
-
-def if_taken(call: Callable[[], Tensor]) -> Variant:
-    """What is not public may not take these inputs on this machine; that is no failure of the benchmark.
-
-    Raises:
-        NotImplementedError: It does not; with what it said.
-    """
-    try:
-        call()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise NotImplementedError(str(error)) from error
-    return Variant(call)
-
-
-def dense_variant(x: Tensor, weight: Tensor) -> Variant:
-    """What the layer would cost had it not been quantised: the same numbers, rounded to x's dtype."""
-    w = weight.to(x.dtype)
-    return Variant(lambda: F.linear(x, w))
+    def _dense(self, x: Tensor, weight: Tensor) -> Variant:
+        """What the layer would cost had it not been quantised: the same numbers, rounded to x's dtype."""
+        w = weight.to(x.dtype)
+        return Variant(lambda: F.linear(x, w))

@@ -2,15 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from twophase_tools.bench.kernel_work import Work
-
 OURS = "twophase"
 REFERENCE = "torch reference"
+
+
+class Work(NamedTuple):
+    """Lower bounds: least bytes to and from device memory, and multiply and add counted as two operations. A measured
+    time can so be read as a share of the machine's peak."""
+
+    num_bytes: int
+    num_flops: int
 
 
 def as_tensors(returned: Any) -> tuple[Tensor, ...]:
@@ -58,19 +64,6 @@ class KernelCase:
     tolerance: float
     only_reads: bool = False
     chunks: tuple[tuple[int, int], ...] = ()
-
-
-def compiled(function: Callable[[], Any], **options: Any) -> Callable[[], Any]:
-    """`torch.compile` that raises RuntimeError where torch would silently run the function itself, as it does when
-    compiling is switched off."""
-
-    def only_compiled() -> Any:
-        # True while torch traces this, so no trace of the question is left in the compiled code.
-        if not torch.compiler.is_compiling():
-            raise RuntimeError("fell back to eager: torch ran it uncompiled")
-        return function()
-
-    return torch.compile(only_compiled, fullgraph=True, **options)  # parts of it may not run uncompiled either
 
 
 def difference(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:

@@ -5,12 +5,9 @@ a dry run does everything else, with tiny shapes, on any machine.
 """
 
 import gc
-import json
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -19,26 +16,22 @@ from twophase.core.errors import BackendUnavailableError
 from twophase_tools.bench.kernel_cases import FULL, QUICK, CaseTable, KernelCase
 from twophase_tools.bench.kernel_variants import OURS, MakeVariant, Variant, difference
 from twophase_tools.bench.machine import (
-    MachineRecord,
     gpu_clocks,
     measure_copy_bandwidth,
     measure_matmul_rate,
     measure_read_bandwidth,
-    record_machine,
 )
+from twophase_tools.bench.report import table
 from twophase_tools.bench.turns import Say
 
 Timer = Callable[[Callable[[], object]], float]
 
 COPY_BYTES = 2 * 1024**3
 MATMUL_SIZE = 8192
-NEEDS_CUDA = "not run here: needs CUDA"
-
-# What torch says, on a GPU and on a CPU, when a forced SDPA backend does not take these inputs.
-NO_SUCH_BACKEND = "No available kernel", "No viable backend"
+COLUMNS = ("case", "who", "diff:", "us:", "/ours:", "MB:", "of bw:", "TFLOP/s:", "")
 
 # timed: compared where there is something to compare with, and timed. untimed: the same, without a time. unavailable:
-# not for this machine, or no room. wrong: it computes something else. failed: anything else.
+# a contender that cannot run here, or no room. wrong: it computes something else. failed: ours, of which nothing came.
 Status = Literal["timed", "untimed", "unavailable", "wrong", "failed"]
 
 
@@ -66,7 +59,7 @@ class Roofs:
     read_bandwidth: float
     matmul_rate: float
 
-    def to_text(self) -> str:
+    def __str__(self) -> str:
         return (
             f"copy {self.copy_bandwidth / 1e12:.2f} TB/s, read {self.read_bandwidth / 1e12:.2f} TB/s, "
             f"matrix product {self.matmul_rate / 1e12:.0f} TFLOP/s (all measured); CUDA-graph replay, cold L2"
@@ -96,27 +89,25 @@ class CaseResult:
         for variant in self.variants:
             if variant.status in ("wrong", "failed"):
                 yield f"{name}: {variant.name}: {variant.not_run}"
-        if [v for v in self.variants if v.status in ("timed", "untimed", "wrong")] == [self.ours]:
+        if self.ours.status in ("timed", "untimed") and all(each.difference is None for each in self.variants):
             yield f"{name}: nothing to compare with"
 
-    def to_lines(self, roofs: Roofs | None) -> Iterator[str]:
+    def rows(self, roofs: Roofs | None) -> Iterator[tuple[str, ...]]:
+        """Of `COLUMNS`."""
         for variant in self.variants:
             case = f"{self.kernel} {self.label}" if variant is self.ours else ""
             apart = "" if variant.difference is None else f"{variant.difference:.1e}"
-            start = f"{case:<64} {variant.name:<31} {apart:>8}"
-            if variant.elapsed_s is None or roofs is None:
-                yield f"{start}  {variant.not_run}"
-                continue
-            ratio = variant.elapsed_s / self.ours.elapsed_s if self.ours.elapsed_s else float("nan")
-            bandwidth = roofs.read_bandwidth if self.only_reads else roofs.copy_bandwidth
-            share = self.num_bytes / variant.elapsed_s / bandwidth
-            yield (
-                f"{start} {variant.elapsed_s * 1e6:>10.1f} {ratio:>6.2f}x {self.num_bytes / 1e6:>10.2f} {share:>6.0%} "
-                f"{self.num_flops / variant.elapsed_s / 1e12:>8.2f}"
-            )
-
-
-_HEADER = f"{'case':<64} {'who':<31} {'diff':>8} {'us':>10} {'/ours':>7} {'MB':>10} {'of bw':>6} {'TFLOP/s':>8}"
+            numbers = ("",) * 5
+            if variant.elapsed_s is not None and roofs is not None:
+                bandwidth = roofs.read_bandwidth if self.only_reads else roofs.copy_bandwidth
+                numbers = (
+                    f"{variant.elapsed_s * 1e6:.1f}",
+                    f"{variant.elapsed_s / self.ours.elapsed_s:.2f}x" if self.ours.elapsed_s else "",
+                    f"{self.num_bytes / 1e6:.2f}",
+                    f"{self.num_bytes / variant.elapsed_s / bandwidth:.0%}",
+                    f"{self.num_flops / variant.elapsed_s / 1e12:.2f}",
+                )
+            yield case, variant.name, apart, *numbers, variant.not_run or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +119,6 @@ class KernelReport:
         before, after: `gpu_clocks` after measuring the roofs, and after the last case.
     """
 
-    machine: MachineRecord
     dtype: str
     roofs: Roofs | None
     before: dict[str, str] | None
@@ -137,37 +127,20 @@ class KernelReport:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Comparisons that failed, contenders that broke, and cases in which nothing was compared."""
+        """Answers that differ, kernels of ours that broke, and cases in which nothing was compared."""
         return tuple(problem for result in self.results for problem in result.problems)
 
     def to_text(self) -> str:
-        states = {"before": self.before, "after": self.after}
-        told = [
-            f"{when}: {', '.join(f'{name} {value}' for name, value in state.items())}"
-            for when, state in states.items()
-            if state is not None
-        ]
-        roofs = "dry run, tiny shapes" if self.roofs is None else self.roofs.to_text()
-        head = [self.machine.to_text(), *(told or ["clocks unknown: nvidia-smi does not tell"])]
-        head += [f"{self.dtype}; {roofs}\n", _HEADER]
-        return "\n".join([*head, *(line for result in self.results for line in result.to_lines(self.roofs))])
+        head = []
+        for when, state in (("before", self.before), ("after", self.after)):
+            told = "clocks unknown" if state is None else ", ".join(f"{name} {value}" for name, value in state.items())
+            head.append(f"{when}: {told}")
+        head.append(f"{self.dtype}; {self.roofs or 'dry run, tiny shapes'}\n")
+        return "\n".join([*head, table(COLUMNS, (row for result in self.results for row in result.rows(self.roofs)))])
 
     def to_dict(self) -> dict[str, object]:
         status = "dry run" if self.roofs is None else "measured"
         return {"status": status, "problems": self.problems, **asdict(self)}
-
-    def save(self, folder: Path) -> Path:
-        """Write `<date>-<gpu>.json` to a folder, and return its path. An older file of that name stays."""
-        folder.mkdir(parents=True, exist_ok=True)
-        device = self.machine.gpus[0].name if self.machine.gpus else self.machine.cpu
-        words = "".join(char if char.isalnum() else " " for char in device.lower()).split()
-        name = "-".join([self.machine.date_utc[:10], *words])
-        path, number = folder / f"{name}.json", 1
-        while path.exists():
-            number += 1
-            path = folder / f"{name}-{number}.json"
-        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
-        return path
 
 
 def bench_kernels(quick: bool = False, say: Say = lambda line: None) -> KernelReport:
@@ -225,7 +198,7 @@ def make_report(
         say(f"{case.kernel} {case.label}")
         results.append(measure_case(case, timer))
     name = str(dtype).removeprefix("torch.")
-    return KernelReport(record_machine(), name, roofs, before, gpu_clocks(device), tuple(results))
+    return KernelReport(name, roofs, before, gpu_clocks(device), tuple(results))
 
 
 def measure_roofs(device: torch.device, dtype: torch.dtype) -> Roofs:
@@ -274,30 +247,25 @@ def _measure_variant(
         apart = None if expected is None else difference(found, expected)
         if apart is not None and not apart <= tolerance:
             reason = f"not timed: it computes something else (allowed {tolerance:.0e})"
-            finite = apart if math.isfinite(apart) else None  # JSON knows no infinity
-            return VariantResult(name, "wrong", not_run=reason, difference=finite), found
+            return VariantResult(name, "wrong", not_run=reason, difference=apart), found
         return _time(name, variant, timer, apart), found
     except Exception as error:  # compilers and drivers raise all sorts; one contender must not end the run
         return _not_run(name, error), None
 
 
 def _time(name: str, variant: Variant, timer: Timer | None, apart: float | None) -> VariantResult:
-    if not variant.is_timed:
-        return VariantResult(name, "untimed", not_run="compared only", difference=apart)
-    if timer is None:
-        reason = "dry run" if torch.cuda.is_available() else NEEDS_CUDA
-        return VariantResult(name, "untimed", not_run=reason, difference=apart)
-    elapsed_s = timer(variant.call)
-    if not elapsed_s > 0:
+    reason = "compared only"
+    if variant.is_timed and timer is None:
+        reason = "dry run" if torch.cuda.is_available() else "not run here: needs CUDA"
+    elif variant.is_timed and timer is not None:
+        if (elapsed_s := timer(variant.call)) > 0:
+            return VariantResult(name, "timed", elapsed_s, difference=apart)
         reason = "not timed: too short to be told from the noise of the timer"
-        return VariantResult(name, "untimed", not_run=reason, difference=apart)
-    return VariantResult(name, "timed", elapsed_s, difference=apart)
+    return VariantResult(name, "untimed", not_run=reason, difference=apart)
 
 
 def _not_run(name: str, error: Exception) -> VariantResult:
-    is_unavailable = isinstance(error, (torch.OutOfMemoryError, NotImplementedError)) or str(error).startswith(
-        NO_SUCH_BACKEND
-    )
+    is_fault = name == OURS and not isinstance(error, torch.OutOfMemoryError)
     sentence = str(error).strip().partition("\n")[0].partition(". ")[0]
     reason = f"{type(error).__name__}: {sentence}" if sentence else type(error).__name__
-    return VariantResult(name, "unavailable" if is_unavailable else "failed", not_run=f"not run: {reason}")
+    return VariantResult(name, "failed" if is_fault else "unavailable", not_run=f"not run: {reason}")

@@ -6,10 +6,11 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,78 +23,43 @@ GPU_FIELDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRecord:
-    """One CUDA device.
-
-    Attributes:
-        capability: Compute capability, such as '9.0'.
-        num_sms: Streaming multiprocessors.
-    """
-
-    name: str
-    capability: str
-    memory_bytes: int
-    num_sms: int
-    l2_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class MachineRecord:
-    """Hardware, versions and date, printed with every benchmark.
-
-    Attributes:
-        versions: Package name -> version; missing packages are left out.
-        cuda: The CUDA version torch was built with, or None for a CPU build.
-    """
-
-    date_utc: str
-    system: str
-    cpu: str
-    num_cores: int
-    num_threads: int
-    free_memory_bytes: int
-    gpus: tuple[GpuRecord, ...]
-    cuda: str | None
-    versions: dict[str, str]
-
-    def to_text(self) -> str:
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        gpus = "".join(
-            f"\n  {gpu.name}, capability {gpu.capability}, {gpu.num_sms} SMs, {gpu.memory_bytes / GIB:.0f} GiB"
-            for gpu in self.gpus
-        )
-        return (
-            f"{self.date_utc}  {self.cpu}, {self.num_cores} cores, {self.num_threads} threads, "
-            f"{self.free_memory_bytes / GIB:.1f} GiB free, {self.system}{gpus}\n"
-            f"  {versions}, CUDA {self.cuda or 'not in this build of torch'}"
-        )
+def describe_machine() -> dict[str, Any]:
+    """Hardware, versions and date, now; they go with every result. Missing packages are left out."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {
+        "date_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_name(),
+        "num_cores": num_usable_cores(),
+        "num_threads": torch.get_num_threads(),
+        "free_memory_bytes": free_host_memory_bytes(),
+        "gpus": [_describe_gpu(torch.cuda.get_device_properties(index)) for index in range(num_gpus)],
+        "cuda": torch.version.cuda,  # that torch was built with
+        "versions": installed_versions(PACKAGES),
+    }
 
 
-def record_machine() -> MachineRecord:
-    """This machine, now."""
-    gpus = tuple(_record_gpu(index) for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0))
-    return MachineRecord(
-        date_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        system=f"{platform.system()} {platform.machine()}",
-        cpu=cpu_name(),
-        num_cores=num_usable_cores(),
-        num_threads=torch.get_num_threads(),
-        free_memory_bytes=free_host_memory_bytes(),
-        gpus=gpus,
-        cuda=torch.version.cuda,
-        versions=installed_versions(PACKAGES),
+def _describe_gpu(properties: Any) -> dict[str, Any]:
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": properties.total_memory,
+        "num_sms": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+    }
+
+
+def machine_text(machine: Mapping[str, Any]) -> str:
+    """What `describe_machine` found, in lines."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    gpus = "".join(
+        f"\n  {gpu['name']}, capability {gpu['capability']}, {gpu['num_sms']} SMs, {gpu['memory_bytes'] / GIB:.0f} GiB"
+        for gpu in machine["gpus"]
     )
-
-
-def _record_gpu(index: int) -> GpuRecord:
-    properties = torch.cuda.get_device_properties(index)
-    return GpuRecord(
-        name=properties.name,
-        capability=f"{properties.major}.{properties.minor}",
-        memory_bytes=properties.total_memory,
-        num_sms=properties.multi_processor_count,
-        l2_bytes=properties.L2_cache_size,
+    return (
+        f"{machine['date_utc']}  {machine['cpu']}, {machine['num_cores']} cores, {machine['num_threads']} threads, "
+        f"{machine['free_memory_bytes'] / GIB:.1f} GiB free, {machine['system']}{gpus}\n"
+        f"  {versions}, CUDA {machine['cuda'] or 'not in this build of torch'}"
     )
 
 
@@ -101,10 +67,8 @@ def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Name -> version of those that are installed."""
     versions = {}
     for name in packages:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 

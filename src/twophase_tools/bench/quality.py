@@ -1,34 +1,24 @@
 """`twophase bench quality`: what a quantised K/V cache, or quantised weights, cost in quality.
 
 Each variant is judged against the same model with neither, in the same dtype. A gate: each line has a bound. The lines
-come from a text (`quality_drift`), from questions (`quality_tasks`) and from sums (`quality_probes`); the bounds, and
-why they are where they are, stand in `quality_verdict`.
+come from a text (`quality_drift`) and from questions (`quality_tasks`); the bounds, and why they are where they are,
+stand in `quality_verdict`. What fewer bits gain in speed and memory is for `bench engine --weights`.
 
 The default model's weights come from a file of 4 bits in groups of 32: rounded again on that grid nothing moves, and
 the gate sees no cost where the cost was paid earlier.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from twophase.core.errors import ConfigError
 from twophase.llm import LLM
-from twophase_tools.bench.machine import MachineRecord, record_machine
 from twophase_tools.bench.perplexity import more_prose, prose
-from twophase_tools.bench.quality_cost import DECODE_BATCH, decode_step_times, weight_memory_bytes
 from twophase_tools.bench.quality_drift import STRETCH, measure_drift
-from twophase_tools.bench.quality_probes import Slice, probe
-from twophase_tools.bench.quality_tasks import Answers, answer
-from twophase_tools.bench.quality_verdict import (
-    FOUR_BITS,
-    Bounds,
-    Verdict,
-    answer_verdicts,
-    drift_verdicts,
-    probe_verdicts,
-)
+from twophase_tools.bench.quality_probes import Outcome
+from twophase_tools.bench.quality_tasks import answer
+from twophase_tools.bench.quality_verdict import FOUR_BITS, Bounds, Verdict, answer_verdicts, drift_verdicts
 from twophase_tools.bench.turns import Say
 
 # Room for the prose, and for the answers to eight questions about it. Steps are short, so that two models' logits fit.
@@ -37,12 +27,7 @@ LIMITS = {"num_kv_blocks": 512, "max_num_seqs": 16, "max_num_batched_tokens": 25
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How a model is opened: with both at their defaults, as it is.
-
-    Attributes:
-        kv_cache_dtype, quantization: The engine's options of these names.
-        dtype: Likewise; None: as the user says.
-    """
+    """How a model is opened, in the engine's options of these names: by default as it is, in the user's dtype."""
 
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
@@ -50,9 +35,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        weights = [] if self.quantization is None else [self.quantization]
-        cache = [] if weights and self.kv_cache_dtype == "auto" else [f"K/V {self.kv_cache_dtype}"]
-        return ", ".join([*weights, *cache])
+        return self.quantization or f"K/V {self.kv_cache_dtype}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +44,16 @@ class Before:
 
     llm: LLM
     token_ids: Sequence[int]
-    answers: Answers
-    slices: Mapping[str, Slice]
+    answers: Mapping[str, Sequence[Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
 class FormatReport:
-    """One variant against the model as it is.
-
-    Attributes:
-        dtype: Of the activations and of what is not quantised, before and after.
-        bytes_ratio: Bytes per token of the cache, before over after.
-        memory_bytes_ratio: Bytes of the weights in memory here, likewise.
-        step_time_ratio: Time of a decode step, after over before; medians of runs in turns.
-    """
+    """One variant against the model as it is; `dtype` is that of what is not quantised, before and after."""
 
     name: str
     verdicts: tuple[Verdict, ...]
     dtype: str
-    bytes_per_token: int
-    bytes_ratio: float
-    memory_bytes: int
-    memory_bytes_ratio: float
-    step_time_ratio: float
 
     @property
     def passed(self) -> bool:
@@ -93,22 +63,13 @@ class FormatReport:
         yield f"{self.name}, in {self.dtype}: the gate {'passes' if self.passed else 'FAILS'}"
         for verdict in self.verdicts:
             mark = {True: "pass", False: "FAIL", None: "----"}[verdict.passed]
-            note = f" (open: {verdict.times_text:.1f} times the text would decide)" if verdict.times_text else ""
-            yield f"  {mark}  {verdict.name:<18}  {verdict.text}{note}"
-        for ratio, what in (
-            (self.bytes_ratio, f"per token ({self.bytes_per_token:,})"),
-            (self.memory_bytes_ratio, f"of weights, in memory here ({self.memory_bytes:,})"),
-        ):
-            if ratio != 1:
-                yield f"  bytes   {1 / ratio:.2f}x those of before {what}"
-        yield f"  costs   {self.step_time_ratio:.2f}x the time of a decode step ({DECODE_BATCH} sequences)"
+            yield f"  {mark}  {verdict.name:<18}  {verdict.text}"
 
 
 @dataclass(frozen=True, slots=True)
 class QualityReport:
     """A whole run."""
 
-    machine: MachineRecord
     model: str
     num_tokens: int
     formats: tuple[FormatReport, ...]
@@ -119,26 +80,17 @@ class QualityReport:
 
     def to_text(self) -> str:
         lines = [line for report in self.formats for line in (*report.to_lines(), "")]
-        return "\n".join([*lines, f"{self.model}, {self.num_tokens:,} tokens of text", self.machine.to_text()])
+        return "\n".join([*lines, f"{self.model}, {self.num_tokens:,} tokens of text"])
 
     def to_dict(self) -> dict[str, Any]:
         formats = [asdict(report) | {"passed": report.passed} for report in self.formats]
-        return asdict(self) | {"formats": _plain(formats), "passed": self.passed}
-
-
-def _plain(value: Any) -> Any:
-    """Infinities, which JSON has not, as text."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return asdict(self) | {"formats": formats, "passed": self.passed}
 
 
 def bounds_for(variant: Variant, given: Mapping[str, int | float] | None = None) -> Bounds:
     """The bounds of its bits, with those `given` by name in their place."""
     is_small = variant.quantization is not None and variant.quantization.startswith("int4")
-    return replace(FOUR_BITS if is_small else Bounds(), **(given or {}))  # type: ignore[arg-type]
+    return replace(FOUR_BITS if is_small else Bounds(), **(given or {}))
 
 
 def bench_quality(
@@ -153,7 +105,7 @@ def bench_quality(
     """Judge each variant against the model as it is, in the same dtype: what is judged is the fewer bits alone.
 
     Args:
-        open_llm: The model as the variant says; room for `DECODE_BATCH` sequences at least.
+        open_llm: The model as the variant says.
         bounds: Those that are not to be the ones of the variant's bits, by their names in `Bounds`.
         text: What is read with both; None: the prose that comes with this package, twice as much of it where weights
             are judged: int8's share of equal top tokens is so near its bound that 2,500 tokens leave it open.
@@ -164,8 +116,6 @@ def bench_quality(
     """
     if not variants:
         raise ConfigError("bench quality needs at least one format to judge, such as --kv-cache-dtype int8.")
-    if num_tokens is not None and num_tokens < 4 * STRETCH:
-        raise ConfigError(f"--tokens must be at least {4 * STRETCH}, or no error can be estimated; got {num_tokens}.")
     ours = prose() + more_prose() if any(variant.quantization for variant in variants) else prose()
     befores: dict[str, Before] = {}
     reports = []
@@ -174,13 +124,13 @@ def bench_quality(
         dtype = _dtype_name(after)
         if dtype not in befores:
             token_ids = _text_ids(after, text, ours, num_tokens)
-            plain = open_llm(Variant(dtype=dtype))
+            llm = open_llm(Variant(dtype=dtype))
             say(f"as it is, in {dtype}: needles, JSON and sums")
-            befores[dtype] = Before(plain, token_ids, answer(plain), probe(plain))
+            befores[dtype] = Before(llm, token_ids, answer(llm))
         reports.append(judge(variant.name, befores[dtype], after, bounds_for(variant, bounds), say))
         del after  # its weights should not stand beside the next one's
     before, *_ = befores.values()
-    return QualityReport(record_machine(), str(before.llm.model_dir), len(before.token_ids), tuple(reports))
+    return QualityReport(str(before.llm.model_dir), len(before.token_ids), tuple(reports))
 
 
 def open_model(model: str, **options: Any) -> Callable[[Variant], LLM]:
@@ -220,22 +170,5 @@ def judge(name: str, before: Before, after: LLM, bounds: Bounds, say: Say = lamb
     say(f"{name}: {len(before.token_ids):,} tokens of text, with both")
     drift = measure_drift(before.llm, after, before.token_ids)
     say(f"{name}: needles, JSON and sums")
-    verdicts = (
-        *drift_verdicts(drift, bounds),
-        *answer_verdicts(before.answers, answer(after), bounds),
-        *probe_verdicts(before.slices, probe(after), bounds),
-    )
-    say(f"{name}: time of a decode step, in turns")
-    before_s, after_s = decode_step_times(before.llm, after, before.token_ids)
-    per_token = [llm.kv_cache.spec.bytes_per_token for llm in (before.llm, after)]
-    in_memory = [weight_memory_bytes(llm.model.weights) for llm in (before.llm, after)]
-    return FormatReport(
-        name=name,
-        verdicts=verdicts,
-        dtype=_dtype_name(after),
-        bytes_per_token=per_token[1],
-        bytes_ratio=per_token[0] / per_token[1],
-        memory_bytes=in_memory[1],
-        memory_bytes_ratio=in_memory[0] / in_memory[1],
-        step_time_ratio=after_s / before_s,
-    )
+    verdicts = (*drift_verdicts(drift, bounds), *answer_verdicts(before.answers, answer(after), bounds))
+    return FormatReport(name, verdicts, _dtype_name(after))

@@ -7,9 +7,8 @@ lost, where the right answer led the runner-up by a nat; it is lost when it is n
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from twophase.core.request import SamplingParams, TokenLogprobs
 from twophase.llm import LLM
@@ -26,40 +25,28 @@ class Outcome(NamedTuple):
 
     Attributes:
         lead: Nats between what was said and the runner-up: near 0 it might as well have been that.
+        said: What must be said again, where no answer is right but the one from before.
     """
 
     passed: bool
     lead: float = math.inf
+    said: Any = None
 
     @property
     def is_clear(self) -> bool:
         """Passed by so much that another outcome would be a loss, and not the other side of a tie."""
         return self.passed and self.lead >= CLEAR
 
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """What became of the tasks of one kind."""
-
-    outcomes: tuple[Outcome, ...]
-
-    @property
-    def num_passed(self) -> int:
-        return sum(outcome.passed for outcome in self.outcomes)
-
-    @property
-    def tells(self) -> bool:
-        """Whether anything was clear, and at least half was right: else no loss could be seen."""
-        return 2 * self.num_passed >= len(self.outcomes) and any(outcome.is_clear for outcome in self.outcomes)
-
-
-def probe(llm: LLM) -> dict[str, Slice]:
-    """Every slice by its name. Raises InvalidRequestError if the model has no tokenizer, or too short a context."""
-    return {"one-digit sums": Slice(add_up(llm, ONE_DIGIT)), "two-digit sums": Slice(add_up(llm, TWO_DIGITS))}
+    def is_kept(self, after: "Outcome") -> bool:
+        return after.passed and after.said == self.said
 
 
 def add_up(llm: LLM, sums: Sequence[tuple[int, int]]) -> tuple[Outcome, ...]:
-    """Whether the model continues each sum with its result, after a few sums with theirs."""
+    """Whether the model continues each sum with its result, after a few sums with theirs.
+
+    Raises:
+        InvalidRequestError: It has no tokenizer, or too short a context.
+    """
     examples = "".join(f"{a} + {b} = {a + b}\n" for a, b in SHOTS)
     params = SamplingParams(temperature=0, max_tokens=MAX_SUM_TOKENS, stop="\n", logprobs=2)
     outputs = llm.generate([f"{examples}{a} + {b} =" for a, b in sums], params, use_tqdm=False)

@@ -5,13 +5,13 @@ The facts and texts are such that SmolLM2-135M gets most of them right with an u
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from twophase.core.request import SamplingParams
 from twophase.llm import LLM
 from twophase.model.tokenizer import Tokenizer
 from twophase_features.structured_outputs.params import StructuredOutputs
+from twophase_tools.bench.quality_probes import ONE_DIGIT, TWO_DIGITS, Outcome, add_up
 
 HAY = (
     "It had rained in the night, and the streets were still wet. A man on a ladder was painting a door green. "
@@ -60,38 +60,23 @@ ORDERS = (
 MAX_OBJECT_TOKENS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What one cache answered.
-
-    Attributes:
-        found: Per haystack and needle, whether the fact was repeated.
-        guided_valid, free_valid: Per order, whether the answer is an object of the schema, with guidance and without.
-        objects: Per order, the guided answer; empty where it is not valid.
-    """
-
-    found: tuple[bool, ...]
-    guided_valid: tuple[bool, ...]
-    free_valid: tuple[bool, ...]
-    objects: tuple[Mapping[str, Any], ...]
-
-
-def answer(llm: LLM) -> Answers:
-    """Ask everything.
+def answer(llm: LLM) -> dict[str, tuple[Outcome, ...]]:
+    """Ask everything, sums too: what became of the tasks of each kind, by its name.
 
     Raises:
         InvalidRequestError: The model has no tokenizer or no chat template, or too short a context.
     """
     assert llm.tokenizer is not None
     found = [has_found for length in HAY_TOKENS for has_found in _find(llm, llm.tokenizer, length)]
-    guided = [parsed(text) for text in _extract(llm, StructuredOutputs(json=SCHEMA))]
-    free = [parsed(text) for text in _extract(llm, None)]
-    return Answers(
-        tuple(found),
-        tuple(each is not None for each in guided),
-        tuple(each is not None for each in free),
-        tuple(each or {} for each in guided),
-    )
+    guided, free = (_extract(llm, grammar) for grammar in (StructuredOutputs(json=SCHEMA), None))
+    return {
+        "needles found": tuple(map(Outcome, found)),
+        "guided JSON valid": tuple(Outcome(bool(each)) for each in guided),
+        "free JSON valid": tuple(Outcome(bool(each)) for each in free),
+        "guided JSON fields": tuple(Outcome(name in each, said=each.get(name)) for each in guided for name in FIELDS),
+        "one-digit sums": add_up(llm, ONE_DIGIT),
+        "two-digit sums": add_up(llm, TWO_DIGITS),
+    }
 
 
 def parsed(text: str) -> Mapping[str, Any] | None:
@@ -137,14 +122,14 @@ def haystack(tokenizer: Tokenizer, num_hay: int) -> str:
     return tokenizer.decode(ids + hay[start:])
 
 
-def _extract(llm: LLM, structured_outputs: StructuredOutputs | None) -> Sequence[str]:
-    """What the orders are as JSON, after one worked example."""
+def _extract(llm: LLM, structured_outputs: StructuredOutputs | None) -> Sequence[Mapping[str, Any]]:
+    """The orders as objects of the schema, after one worked example; empty where the answer is not one."""
     conversations = [
         [_asked(EXAMPLE[0]), {"role": "assistant", "content": EXAMPLE[1]}, _asked(order)] for order in ORDERS
     ]
     params = SamplingParams(temperature=0, max_tokens=MAX_OBJECT_TOKENS, structured_outputs=structured_outputs)
     outputs = [output.outputs[0] for output in llm.chat(conversations, params, use_tqdm=False)]
-    return [output.text if output.finish_reason == "stop" else "" for output in outputs]
+    return [(parsed(output.text) or {}) if output.finish_reason == "stop" else {} for output in outputs]
 
 
 def _asked(order: str) -> dict[str, str]:

@@ -7,12 +7,10 @@ One line beyond its bound fails the gate. Those of a cache and of weights in 8 b
     mean KL, nats      0.02   by Pinsker's inequality total variation is then at most sqrt(0.02 / 2) = 0.1: of ten
                               tokens drawn with the same random numbers, nine or more are the same
     top-1 agreement    0.95   a greedy output parts from its former self at most once in twenty tokens
-    needles lost       1      of 16 that were found before: as many as SmolLM2 loses with a bfloat16 cache, which
-                              nobody counts as a loss, to a tie between two numbers
-    JSON objects lost  0      valid before, not valid after
-    equal JSON fields  0.9    of the fields extracted before: a small model is undecided about some of them, and a tie
-                              may fall either way without loss
-    answers kept       0.9    of the tasks of one kind that were clearly right before: likewise
+    answers kept       0.9    of the tasks of each kind that were clearly right before: facts found in a long text, JSON
+                              answers that are valid, fields of these that are as before, sums. SmolLM2 loses one
+                              needle of 16 with a bfloat16 cache, which nobody counts as a loss, to a tie between two
+                              numbers
 
 Weights in 4 bits cost something, and are worth it where memory is short. Their predictions may drift as far as those
 of the 4-bit format that llama.cpp calls recommended (its discussion 2094), Q4_K_M, do on Llama 3 8B by its own
@@ -28,9 +26,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from twophase_tools.bench.quality_drift import Drift, Estimate
-from twophase_tools.bench.quality_probes import Slice
-from twophase_tools.bench.quality_tasks import FIELDS, Answers
+from twophase_tools.bench.quality_drift import Drift
+from twophase_tools.bench.quality_probes import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +37,6 @@ class Bounds:
     perplexity_ratio: int | float = 1.02
     mean_kl: int | float = 0.02
     top1_agreement: int | float = 0.95
-    needles_lost: int = 1
-    objects_lost: int = 0
-    equal_fields: int | float = 0.9
     answers_kept: int | float = 0.9
 
 
@@ -57,8 +51,6 @@ class Verdict:
         value: What is compared with the bound: for an estimate, its confidence limit on the bad side.
         passed: None where the unquantised model does too badly itself for the line to tell anything.
         text: What was measured, and the bound.
-        times_text: Where the confidence interval holds the bound, and the line fails because too little was read: so
-            many times the text would decide, if the mean stays where it is. 0 where it is decided.
     """
 
     name: str
@@ -66,7 +58,6 @@ class Verdict:
     bound: int | float
     passed: bool | None
     text: str
-    times_text: int | float = 0
 
 
 def drift_verdicts(drift: Drift, bounds: Bounds) -> Iterator[Verdict]:
@@ -75,60 +66,29 @@ def drift_verdicts(drift: Drift, bounds: Bounds) -> Iterator[Verdict]:
     low, ratio, high = (math.exp(min(log_ratio.mean + side * log_ratio.margin, 700)) for side in (-1, 0, 1))
     limit = bounds.perplexity_ratio
     text = f"{ratio:.4f} [{low:.4f}, {high:.4f}] of before, at most {limit:g}"
-    times = _times_text(log_ratio, math.log(limit)) if low <= limit < high else 0
-    yield Verdict("perplexity", high, limit, high <= limit, text, times)
+    yield Verdict("perplexity", high, limit, high <= limit, text)
     worst, limit = kl.mean + kl.margin, bounds.mean_kl
     text = f"{kl.mean:.5f} +- {kl.margin:.5f} nats, at most {limit:g}"
-    times = _times_text(kl, limit) if kl.mean - kl.margin <= limit < worst else 0
-    yield Verdict("mean KL divergence", worst, limit, worst <= limit, text, times)
+    yield Verdict("mean KL divergence", worst, limit, worst <= limit, text)
     worst, limit = top1.mean - top1.margin, bounds.top1_agreement
     text = f"{top1.mean:.2%} +- {top1.margin:.2%}, at least {limit:.2%}"
-    times = _times_text(top1, limit) if worst < limit <= top1.mean + top1.margin else 0
-    yield Verdict("same top token", worst, limit, worst >= limit, text, times)
+    yield Verdict("same top token", worst, limit, worst >= limit, text)
 
 
-def _times_text(found: Estimate, limit: int | float) -> float:
-    """A margin shrinks with the square root of what is read."""
-    gap = abs(found.mean - limit)
-    return (found.margin / gap) ** 2 if gap else math.inf
-
-
-def answer_verdicts(before: Answers, after: Answers, bounds: Bounds) -> Iterator[Verdict]:
-    """The lines about questions; where the unquantised model fails half of them itself, they prove nothing."""
-    counts: tuple[tuple[str, Sequence[bool], Sequence[bool], int], ...] = (
-        ("needles found", before.found, after.found, bounds.needles_lost),
-        ("guided JSON valid", before.guided_valid, after.guided_valid, bounds.objects_lost),
-        ("free JSON valid", before.free_valid, after.free_valid, bounds.objects_lost),
-    )
-    for name, old, new, limit in counts:
-        num_lost = _num_lost(old, new)
-        text = f"{sum(new)} of {len(new)}, before {sum(old)}; {num_lost} lost, at most {limit}"
-        yield Verdict(name, num_lost, limit, num_lost <= limit if 2 * sum(old) >= len(old) else None, text)
-    num_fields = len(FIELDS) * len(before.objects)
-    num_equal = sum(
-        field in old and field in new and old[field] == new[field]
-        for old, new in zip(before.objects, after.objects, strict=True)
-        for field in FIELDS
-    )
-    share, least = num_equal / num_fields, bounds.equal_fields
-    text = f"{num_equal} of {num_fields} as before, at least {least:.0%}"
-    yield Verdict("guided JSON fields", share, least, share >= least, text)
-
-
-def probe_verdicts(before: Mapping[str, Slice], after: Mapping[str, Slice], bounds: Bounds) -> Iterator[Verdict]:
-    """A line for each slice of tasks; where the unquantised model fails at half of them, it proves nothing."""
+def answer_verdicts(
+    before: Mapping[str, Sequence[Outcome]], after: Mapping[str, Sequence[Outcome]], bounds: Bounds
+) -> Iterator[Verdict]:
+    """A line for each kind of task; where the unquantised model fails at half of them, it proves nothing. What is right
+    only afterwards makes up for nothing."""
+    limit = bounds.answers_kept
     for name, old in before.items():
-        new, limit = after[name], bounds.answers_kept
-        clear = [outcome.is_clear for outcome in old.outcomes]
-        num_clear, num_lost = sum(clear), _num_lost(clear, [outcome.passed for outcome in new.outcomes])
-        kept = 1 - num_lost / max(1, num_clear)
+        num_old, num_new = (sum(outcome.passed for outcome in outcomes) for outcomes in (old, after[name]))
+        clear = [(was, now) for was, now in zip(old, after[name], strict=True) if was.is_clear]
+        num_lost = sum(not was.is_kept(now) for was, now in clear)
+        kept = 1 - num_lost / max(1, len(clear))
+        tells = 2 * num_old >= len(old) and len(clear) > 0
         text = (
-            f"{new.num_passed} of {len(new.outcomes)}, before {old.num_passed}; "
-            f"{num_lost} of {num_clear} clear ones lost, at least {limit:.0%} kept"
+            f"{num_new} of {len(old)}, before {num_old}; {num_lost} of {len(clear)} clear ones lost, "
+            f"at least {limit:.0%} kept"
         )
-        yield Verdict(name, kept, limit, kept >= limit if old.tells else None, text)
-
-
-def _num_lost(before: Sequence[bool], after: Sequence[bool]) -> int:
-    """Right before, not right after. What is right only afterwards makes up for nothing."""
-    return sum(was and not still for was, still in zip(before, after, strict=True))
+        yield Verdict(name, kept, limit, kept >= limit if tells else None, text)

@@ -9,14 +9,13 @@ omission' of load generators).
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.plan import StepTrace
 from twophase.core.request import RequestOutput, SamplingParams
-from twophase_tools.bench.machine import MachineRecord, record_machine
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.report import ServingReport
 from twophase_tools.load.slo import Slo
@@ -59,14 +58,6 @@ class ServedEngine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """Time for a run: the engine's clock, and how to let it pass. Tests bring their own."""
-
-    now_s: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
-@dataclass(frozen=True, slots=True)
 class ServingRun:
     """What happened, on the engine's clock.
 
@@ -74,7 +65,7 @@ class ServingRun:
         records: Of every request that came, in order of arrival; the refused ones have finish reason 'error'.
         steps: The engine's trace from the start on.
         window: [start, end] of the run.
-        refusals: (request id, why) of those that the engine refused when they were added.
+        refusals: (request id, why) of those that were not served, or not to their ends.
         was_cut: Whether the duration limit ended it.
     """
 
@@ -94,28 +85,32 @@ def serve(
     duration_limit_s: float | int | None = None,
     concurrency: int | None = None,
     slo: Slo | None = None,
-    clock: Clock | None = None,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
     say: Callable[[str], None] = lambda line: None,
 ) -> ServingRun:
     """Play a workload against an engine, greedily and past end-of-text, until the last request has ended.
 
     Args:
-        engine: Idle; its clock is `clock.now_s`, and its trace keeps every step.
+        engine: Idle; its clock is `now_s`, and its trace keeps every step.
         workload: In order of arrival.
         vocab_size: Random prompts have ids below it.
         seed: Of the random prompts.
         duration_limit_s: After this time what is unfinished is aborted, and what has not come yet is left out.
         concurrency: So many requests are there at once, and arrival times do not count: a closed loop. None: they do.
         slo: Its TTFT is the wish of every request that the policy is told of.
+        sleep: Lets time pass; it may end early, when something has happened.
         say: Hears about progress, every few seconds.
 
     Raises:
         ConfigError: The duration limit is not above 0, no client may send, or as `prompts_of`.
     """
-    check_limits(duration_limit_s, concurrency)
+    if duration_limit_s is not None and not duration_limit_s > 0:
+        raise ConfigError(f"the duration limit must be above 0 s, got {duration_limit_s!r}; leave it out for none.")
+    if concurrency is not None and concurrency < 1:
+        raise ConfigError(f"a closed loop has at least 1 client, got {concurrency}.")
     coming = prompts_of(workload, vocab_size, seed)
-    clock = clock or Clock()
-    log, was_cut = RunLog(len(coming), clock.now_s, say), False
+    log, was_cut = RunLog(len(coming), now_s, say), False
     ttft_slo_s = None if slo is None else slo.ttft_s
 
     def hand_over(request: TimedRequest, token_ids: tuple[int, ...], due_s: float) -> None:
@@ -125,41 +120,35 @@ def serve(
         try:
             engine.add_request(name, prompt, params, arrival_s=due_s, ttft_slo_s=ttft_slo_s, stream=False)
         except InvalidRequestError as error:
-            refused = RequestRecord(name, due_s, None, (), clock.now_s(), len(token_ids), finish_reason="error")
+            refused = RequestRecord(name, due_s, None, (), now_s(), len(token_ids), finish_reason="error")
             log.end(refused, str(error))
 
     while coming or engine.has_unfinished_requests():
-        now_s = log.elapsed_s
-        if duration_limit_s is not None and now_s >= duration_limit_s:
+        elapsed_s = log.elapsed_s
+        if duration_limit_s is not None and elapsed_s >= duration_limit_s:
             was_cut = True
             break
-        while coming and (coming[0][0].arrival_s <= now_s if concurrency is None else len(log.open_ids) < concurrency):
+        while coming and (
+            coming[0][0].arrival_s <= elapsed_s if concurrency is None else len(log.open_ids) < concurrency
+        ):
             request, token_ids = coming.popleft()
             hand_over(request, token_ids, log.start_s + (request.arrival_s if concurrency is None else log.elapsed_s))
         may_sleep_s: float | int = MAX_SLEEP_S
         if engine.has_unfinished_requests():
-            for output in engine.step():
-                if output.finished:
-                    log.end(RequestRecord.from_output(output))
+            ended = [output for output in engine.step() if output.finished]
+            for output in ended:
+                log.end(RequestRecord.from_output(output), output.outputs[0].error)
             log.tell()
-            may_sleep_s = min(may_sleep_s, engine.idle_s)
+            may_sleep_s = 0 if ended else min(may_sleep_s, engine.idle_s)
         next_s = [duration_limit_s, coming[0][0].arrival_s if coming and concurrency is None else None]
         sleep_s = min([may_sleep_s, *(time_s - log.elapsed_s for time_s in next_s if time_s is not None)])
         if sleep_s > 0:
-            clock.sleep(float(max(sleep_s, MIN_SLEEP_S)))
+            sleep(float(max(sleep_s, MIN_SLEEP_S)))
     for request_id in log.open_ids:
         aborted = engine.abort(request_id)
         if aborted is not None:
             log.end(RequestRecord.from_output(aborted))
     return log.result(tuple(step for step in engine.trace if step.start_s >= log.start_s), was_cut)
-
-
-def check_limits(duration_limit_s: float | int | None, concurrency: int | None) -> None:
-    """Raises ConfigError for a run that cannot be."""
-    if duration_limit_s is not None and not duration_limit_s > 0:
-        raise ConfigError(f"the duration limit must be above 0 s, got {duration_limit_s!r}; leave it out for none.")
-    if concurrency is not None and concurrency < 1:
-        raise ConfigError(f"a closed loop has at least 1 client, got {concurrency}.")
 
 
 class RunLog:
@@ -186,8 +175,7 @@ class RunLog:
 
     def end(self, record: RequestRecord, refusal: str | None = None) -> None:
         """`refusal`: why it was not served, or not to its end."""
-        if record.request_id in self._records:
-            self._records[record.request_id] = record
+        self._records[record.request_id] = record
         if refusal is not None:
             self._refusals.append((record.request_id, refusal))
 
@@ -235,7 +223,6 @@ class ServeReport:
     workload: str
     seed: int
     engine: dict[str, str | int]
-    machine: MachineRecord
     summary: ServingReport
     run: ServingRun
     note: str = "Latencies count from when a request was due."
@@ -245,16 +232,16 @@ class ServeReport:
         notes = ["", "The duration limit ended the run: what was unfinished is aborted."] if run.was_cut else []
         if run.refusals:
             request_id, why = run.refusals[0]
-            notes += ["", f"{len(run.refusals):,} requests were refused; the first, {request_id!r}: {why}"]
+            notes += ["", f"{len(run.refusals):,} requests failed; the first, {request_id!r}: {why}"]
         head = [f"workload     {self.workload}, seed {self.seed}", self.summary.to_text(), *notes, ""]
         used = ", ".join(f"{name} {value}" for name, value in self.engine.items())
-        return "\n".join([*head, f"{self.note} Percentiles interpolate linearly.", used, self.machine.to_text()])
+        return "\n".join([*head, f"{self.note} Percentiles interpolate linearly.", used])
 
     def to_dict(self) -> dict[str, Any]:
         """All but the steps and records one by one."""
         about = {"workload": self.workload, "seed": self.seed, "engine": self.engine, "note": self.note}
         ended = {"refusals": self.run.refusals, "was_cut": self.run.was_cut}
-        return about | ended | {"summary": self.summary.to_dict(), "machine": asdict(self.machine)}
+        return about | ended | {"summary": self.summary.to_dict()}
 
 
 def bench_serve(
@@ -287,4 +274,4 @@ def bench_serve(
         "max batched tokens": llm.scheduler.config.max_num_batched_tokens,
     }
     summary = ServingReport.of(run.records, run.steps, slo=slo, window=run.window)
-    return ServeReport(workload.name, seed, engine, record_machine(), summary, run)
+    return ServeReport(workload.name, seed, engine, summary, run)

@@ -8,13 +8,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from twophase.core.request import RequestOutput, SamplingParams
 from twophase.llm import LLM
-from twophase_tools.bench.machine import MachineRecord, record_machine
+from twophase_tools.bench.report import table
 from twophase_tools.bench.turns import Say, in_turns
 
 Row = dict[str, float | int | None]
@@ -35,21 +35,14 @@ class Report:
     technique: str
     model: str
     cases: tuple[Case, ...]
-    machine: MachineRecord
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def to_text(self) -> str:
         lines = []
         for case in self.cases:
-            columns = {name: max(10, len(name) + 2) for row in case.rows.values() for name in row}
-            lines += [case.name, f"  {'':<28}" + "".join(f"{name:>{width}}" for name, width in columns.items())]
-            for way, row in case.rows.items():
-                cells = (f"{_shown(row[name]):>{width}}" for name, width in columns.items())
-                lines.append(f"  {way:<28}{''.join(cells)}")
-            lines.append("")
-        return "\n".join([*lines, self.model, self.machine.to_text()])
+            columns = list(next(iter(case.rows.values())))
+            rows = ((way, *(_shown(row[name]) for name in columns)) for way, row in case.rows.items())
+            lines += [case.name, "", table(("", *(f"{name}:" for name in columns)), rows), ""]
+        return "\n".join([*lines, self.model])
 
 
 def _shown(value: float | int | None) -> str:
@@ -308,4 +301,4 @@ TECHNIQUES: dict[str, Callable[[Task], list[Case]]] = {
 
 def bench_technique(name: str, task: Task) -> Report:
     """Raises TwophaseError: the model, an option or the machine cannot be used; says why."""
-    return Report(name, task.model, tuple(TECHNIQUES[name](task)), record_machine())
+    return Report(name, task.model, tuple(TECHNIQUES[name](task)))

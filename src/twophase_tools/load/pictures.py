@@ -14,7 +14,7 @@ from twophase.core.plan import StepTrace
 from twophase_tools.colours import COLOURS, DECODE, EMPTY, INK, LINE, PREFILL
 from twophase_tools.load.lanes import Lane, SpanKind, lanes_of
 from twophase_tools.load.records import RequestRecord
-from twophase_tools.load.steps import num_tokens
+from twophase_tools.load.steps import num_decode_tokens, num_tokens
 
 VERMILION = COLOURS[5]
 SPAN_COLOURS: dict[SpanKind, str] = {
@@ -80,8 +80,8 @@ def draw_batch_composition(steps: Sequence[StepTrace], *, token_budget: int | No
     """Decode and prefill tokens of each step, against the token budget."""
     figure, axes = plt.subplots(figsize=(10, 3.4), facecolor="white")
     numbers = [step.step for step in steps]
-    decodes = [step.num_decode_tokens for step in steps]
-    prefills = [num_tokens(step) - step.num_decode_tokens for step in steps]
+    decodes = [num_decode_tokens(step) for step in steps]
+    prefills = [num_tokens(step) - num_decode_tokens(step) for step in steps]
     bars: dict[str, Any] = {"width": 1.0, "edgecolor": "white", "linewidth": 0.1}
     axes.bar(numbers, decodes, color=DECODE, label="decode tokens", **bars)
     axes.bar(numbers, prefills, bottom=decodes, color=PREFILL, label="prefill tokens", **bars)

@@ -27,6 +27,11 @@ def num_tokens(step: StepTrace) -> int:
     return sum(count for _, _, _, count in step.chunks)
 
 
+def num_decode_tokens(step: StepTrace) -> int:
+    """Tokens computed for sequences that decode, drafts included."""
+    return step.num_decodes + step.num_verifying + step.num_draft_tokens
+
+
 def num_recomputed_tokens(steps: Iterable[StepTrace]) -> int:
     """Tokens that were computed again after a preemption: positions a completion's chunks had covered before."""
     reached: dict[tuple[str, int], int] = {}
@@ -74,7 +79,7 @@ class StepSummary:
         if not steps:
             return None
         overhead_s = sum(step.schedule_s + step.update_s for step in steps)
-        num_decodes = sum(step.num_decode_tokens for step in steps)
+        num_decodes = sum(map(num_decode_tokens, steps))
         return cls(
             num_steps=len(steps),
             busy_s=float(overhead_s + sum(step.run_s for step in steps)),

@@ -1,15 +1,15 @@
 """`bench engine`: turns and tables of made-up contenders, then everything for real on a tiny model."""
 
 import json
+import re
 import sys
 
 import pytest
 
 from tests.tools.bench.peers import fakes
 from twophase_tools.bench.engine import EngineReport, Result, Workload, take_turns
-from twophase_tools.bench.machine import record_machine
 from twophase_tools.bench.peers import process
-from twophase_tools.bench.peers.process import PeerFailedError
+from twophase_tools.bench.peers.process import PeerError
 
 WORKLOAD = Workload("made up", ((1, 2), (3,)), (2, 3))
 
@@ -22,7 +22,7 @@ class MadeUp(process.PeerProcess):
 
     def run(self, prompts, output_lens):
         if self.log.count(self.name) == self.fails_in:
-            raise PeerFailedError("no more")
+            raise PeerError("failed: no more")
         if output_lens == WORKLOAD.output_lens:
             self.log.append(self.name)
         return {"elapsed_s": 1.0}
@@ -30,18 +30,14 @@ class MadeUp(process.PeerProcess):
 
 def turns(*engines, repeats):
     """Which engine ran in each round, and which failed."""
-    log, problems = [], {}
+    log = []
     peers = {name: MadeUp(name, log, *rest) for name, *rest in engines}
-    runs = take_turns(peers, WORKLOAD, repeats, problems, lambda line: None)
+    runs, problems = take_turns(peers, WORKLOAD, repeats, lambda line: None)
     assert {name: len(of_name) for name, of_name in runs.items()} == {
         name: log.count(name) for name in peers if name not in problems
     }
     assert set(problems.values()) <= {"failed: no more"}
     return log, list(problems)
-
-
-def test_each_is_second_as_often():
-    assert turns(["ours"], ["a"], repeats=2) == (["ours", "a", "a", "ours"], [])
 
 
 @pytest.mark.parametrize("fails_in", [0, 1])
@@ -56,19 +52,16 @@ def test_one_that_fails_is_out_and_the_others_go_on(fails_in):
 def test_a_table_for_a_page():
     ours = Result("one", "fp32", "ours", None, 2, 1.0, 10.0, 0.5, None, 2, {"package": "1"})
     rival = Result("one", "fp32", "rival", None, 2, 4.0, 2.5, 0.5, 2**20, 1, {"package": "2"})
-    report = EngineReport(
-        record_machine(), "folder", "cpu", "torch", 2, (ours, rival, Result("one", "fp32", "gone", "not run: late"))
-    )
-    lines = report.to_text().splitlines()
-    assert lines[:6] == [
-        "| workload | weights | engine | tokens/s | TTFT p50 | peak memory | equal |  |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
-        "| one | fp32 | ours | 10.0 | 0.50 s |  | 2 |  |",
-        "| one | fp32 | rival | 2.5 | 0.50 s | 1 MiB | 1 |  |",
-        "| one | fp32 | gone |  |  |  |  | not run: late |",
+    report = EngineReport("folder", "cpu", "torch", 2, (ours, rival, Result("one", "fp32", "gone", "not run: late")))
+    lines = [re.sub(" +", " ", line) for line in report.to_text().splitlines()]
+    assert lines[:1] + lines[2:6] == [
+        "| workload | weights | engine | tokens/s | TTFT p50 | peak memory | equal | |",
+        "| one | fp32 | ours | 10.0 | 0.50 s | | 2 | |",
+        "| one | fp32 | rival | 2.5 | 0.50 s | 1 MiB | 1 | |",
+        "| one | fp32 | gone | | | | | not run: late |",
         "",
     ]
-    assert lines[6:9] == ["folder on cpu, attention torch, 2 threads", "  ours: package 1", "  rival: package 2"]
+    assert lines[6:9] == ["folder on cpu, attention torch, 2 threads", " ours: package 1", " rival: package 2"]
 
 
 def test_all_engines_on_a_tiny_model(twophase, tiny_folder, tmp_path, monkeypatch):

@@ -1,19 +1,19 @@
-"""`bench serve --url`: a client of a server whose every byte the test says, and load on a clock that only sleeping moves."""
+"""`bench serve --url`: a client of a server whose every byte the test says, and load on it."""
 
 import asyncio
 import json
+import threading
+import time
 
 import pytest
 
 from tests.tools.bench import fake_server
 from tests.tools.bench.fake_server import completion, events, refusal, response
-from tests.tools.bench.virtual_time import in_virtual_time
 from twophase.core.errors import ConfigError
 from twophase_tools.bench import http_client
 from twophase_tools.bench.http_client import HttpClient, Progress, RefusedError, ServerError
+from twophase_tools.bench.serve import serve
 from twophase_tools.load.workloads import TimedRequest
-
-REQUEST = TimedRequest("a", 0.0, 3, 4)
 
 
 def ask(server, api_key=None):
@@ -23,7 +23,7 @@ def ask(server, api_key=None):
         progress = []
         async with HttpClient(server.url, api_key, timeout_s=60) as client:
             try:
-                async for each in client.ask(REQUEST, (7, 8, 9)):
+                async for each in client.ask((7, 8, 9), 4):
                     progress.append(each)
             except RefusedError as error:
                 progress.append(error)
@@ -122,106 +122,90 @@ def test_what_is_no_url(url):
         HttpClient(url)
 
 
-# -- load
+# -- in the place of an engine
+
+
+def play(answer, *requests, **options):
+    """The run, and the finish reason and number of tokens of each request."""
+    with fake_server.FakeServer(answer) as server, http_client.HttpEngine(http_client.HttpClient(server.url)) as engine:
+        run = serve(engine, requests, 50, sleep=engine.wait, **options)
+        assert not engine.has_unfinished_requests()
+    return run, {each.request_id: (each.finish_reason, each.num_output_tokens) for each in run.records}
 
 
 def request(request_id, arrival_s=0.0, num_output_tokens=2):
     return TimedRequest(request_id, arrival_s, 3, num_output_tokens)
 
 
-class FakeServer:
-    """A token a second for everybody. `refusals`: by request id, what is raised when it is asked."""
-
-    def __init__(self, tokens_at_once=1, **refusals):
-        self.tokens_at_once, self.refusals = tokens_at_once, refusals
-
-    async def ask(self, request, token_ids):
-        assert len(token_ids) == request.num_prompt_tokens
-        if request.request_id in self.refusals:
-            raise self.refusals[request.request_id]
-        num_tokens = 0
-        while num_tokens < request.num_output_tokens:
-            await asyncio.sleep(self.tokens_at_once)
-            num_tokens += self.tokens_at_once
-            yield http_client.Progress(num_tokens, "length" if num_tokens >= request.num_output_tokens else None, 1)
+def whole(body, number):
+    return completion(body["max_tokens"], cached=1)
 
 
-def play(*requests, server=None, **options):
-    server = server or FakeServer()
-    run = in_virtual_time(lambda loop: http_client.play(server.ask, requests, 50, now_s=loop.time, **options))
-    assert run.window[0] == 1000
-    records = {
-        record.request_id: (
-            record.arrival_s - 1000,
-            record.first_scheduled_s and record.first_scheduled_s - 1000,
-            tuple(time_s - 1000 for time_s in record.token_times_s),
-            record.finished_s - 1000,
-            record.finish_reason,
-        )
-        for record in run.records
-    }
-    return run, records
-
-
-def test_in_the_open_loop_requests_come_by_the_clock():
-    run, records = play(request("a", 0.0, 3), request("b", 0.5, 1), request("c", 7.0, 2))
-    assert records == {
-        "a": (0, 0, (1, 2, 3), 3, "length"),
-        "b": (0.5, 0.5, (1.5,), 1.5, "length"),
-        "c": (7, 7, (8, 9), 9, "length"),
-    }
-    assert list(records) == ["a", "b", "c"]
-    assert (run.window[1], run.was_cut, run.refusals) == (1009, False, ())
-    assert [record.num_cached_tokens for record in run.records] == [1, 1, 1]
+def test_requests_come_by_the_clock_and_their_times_are_noted():
+    run, found = play(whole, request("a", 0.0, 3), request("b", 0.3))
+    assert found == {"a": ("length", 3), "b": ("length", 2)}
+    a, b = run.records
+    assert run.window[0] + 0.3 == b.arrival_s <= b.first_scheduled_s < b.token_times_s[0] <= b.finished_s
+    assert (a.num_prompt_tokens, a.num_cached_tokens) == (3, 1)
 
 
 def test_in_a_closed_loop_a_client_sends_when_its_last_request_has_ended():
-    _, records = play(*(request(name, 5.0, n) for name, n in zip("abcd", (3, 1, 1, 2), strict=True)), concurrency=2)
-    assert {name: (times[0], times[3]) for name, times in records.items()} == {
-        "a": (0, 3), "b": (0, 1), "c": (1, 2), "d": (2, 4),
-    }  # fmt: skip
+    """At once: the server needs far less time for a request than the player sleeps when nothing happens."""
+    under_way, most, lock = set(), [], threading.Lock()
+
+    def answer(body, number):
+        with lock:
+            under_way.add(number)
+            most.append(len(under_way))
+        time.sleep(0.02)
+        with lock:
+            under_way.remove(number)
+        return whole(body, number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("twophase_tools.bench.serve.MAX_SLEEP_S", 8)
+        run, found = play(answer, *map(request, "abcdef"), concurrency=2)
+    assert max(most) == 2
+    assert [*found.values()] == [("length", 2)] * 6
+    assert run.window[1] - run.window[0] < 8
 
 
-def test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come():
-    run, records = play(request("a", 0.0, 1), request("b", 1.0, 5), request("c", 9.0), duration_limit_s=2.5)
+def test_the_duration_limit_aborts_what_is_unfinished():
+    end = threading.Event()
+
+    def answer(body, number):
+        assert end.wait(30)
+        return whole(body, number)
+
+    run, found = play(answer, request("a"), request("b", 9.0), duration_limit_s=0.5)
+    end.set()
     assert run.was_cut
-    assert records == {"a": (0, 0, (1,), 1, "length"), "b": (1, 1, (2,), 2.5, "abort")}
-    assert run.window == (1000, 1002.5)
-    _, records = play(request("a", 0.0, 1), duration_limit_s=0.5)
-    assert records == {"a": (0, None, (), 0.5, "abort")}
+    assert found == {"a": ("abort", 0)}
 
 
 def test_several_tokens_may_come_at_once():
-    _, records = play(request("a", 0.0, 4), server=FakeServer(tokens_at_once=2))
-    assert records["a"][2] == (2, 2, 4, 4)
+    chunks = [{"choices": [{"text": "xx"}], "usage": {"completion_tokens": n}} for n in (3, 5)]
+    end = {"choices": [{"text": "", "finish_reason": "length"}], "usage": {"completion_tokens": 5}}
+    run, found = play(lambda body, number: events(*chunks, end, "[DONE]"), request("a", 0.0, 5))
+    assert found == {"a": ("length", 5)}
+    assert len(run.records[0].token_times_s) == 5
 
 
 def test_a_refusal_stops_nobody():
-    server = FakeServer(a=http_client.RefusedError(429, "busy"), c=http_client.RefusedError(None, "gone"))
-    run, records = play(*map(request, "abcd"), server=server)
-    assert run.refusals == (("a", "429: busy"), ("c", "no answer: gone"))
-    assert [records[name][4] for name in "abcd"] == ["error", "length", "error", "length"]
+    refused = {1: refusal(429, "busy"), 3: b""}
+    run, found = play(lambda body, i: refused.get(i, whole(body, i)), *map(request, "abcd"), concurrency=1)
+    assert [why.partition(":")[0] for _, why in run.refusals] == ["429", "no answer"]
+    assert [reason for reason, _ in found.values()] == ["length", "error", "length", "error"]
 
 
-def test_a_fault_of_the_client_itself_is_raised():
-    async def ask(request, token_ids):
+def test_a_fault_of_the_client_itself_is_raised(monkeypatch):
+    async def ask(self, token_ids, num_tokens):
         raise KeyError("mine")
         yield
 
-    with pytest.raises(ExceptionGroup) as raised:
-        in_virtual_time(lambda loop: http_client.play(ask, [request("a")], 50, now_s=loop.time))
-    assert raised.group_contains(KeyError, match="mine")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"duration_limit_s": 0}, "duration limit"), ({"concurrency": 0}, "at least 1 client")],
-)
-def test_what_cannot_be_is_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        play(request("a"), **options)
-    with pytest.raises(ConfigError, match="the id 'a'"):
-        play(request("a"), request("a"))
+    monkeypatch.setattr(HttpClient, "ask", ask)
+    with pytest.raises(KeyError, match="mine"):
+        play(whole, request("a"))
 
 
 # -- the command

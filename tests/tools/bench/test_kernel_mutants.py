@@ -29,13 +29,14 @@ def check_attention(module):
             table.decode((33, 5), "ragged"),
             table.attention(((16, 16),), "whole"),
             table.attention(((8, 40), (1, 23)), "chunks"),
+            table.attention(((5, 48),) * 2, "verify"),
         ]
     )
 
 
 def check_quantised(module):
     table = module.CaseTable(QUICK, torch.float32, CPU, may_compile=False)
-    no_problems([table.quantised_decode(2, 20, "int8"), table.rope_kv_write(8, "int8")])
+    no_problems([table.decode((20, 20), "", "int8"), table.rope_kv_write(8, "int8")])
 
 
 def check_rows(module):
@@ -44,15 +45,16 @@ def check_rows(module):
 
 
 MUTANTS = [
-    (RIVALS, check_attention, "flex sees a key more", "+ context_lens[sequence] >= key", "+ context_lens[sequence] + 1 >= key"),
-    (RIVALS, check_attention, "flex's prompts see a key less", "key: query >= key", "key: (query > key) | (key == 0)"),
-    (RIVALS, check_attention, "sdpa sees padding", "+ batch.context_lens[:, None, None] >= keys", "+ batch.context_lens[:, None, None] + 1 >= keys"),
-    (RIVALS, check_attention, "sdpa's prompts not causal", "\"is_causal\": batch.is_whole_prompts", "\"is_causal\": False"),
-    (RIVALS, check_attention, "sdpa without the scale", "\"scale\": batch.scale}", "\"scale\": 1.0}"),
-    (RIVALS, check_attention, "flex without the scale", "block_mask=mask, scale=batch.scale", "block_mask=mask, scale=1.0"),
-    (RIVALS, check_attention, "flex reads V for K", "batch.padded_q, batch.keys, batch.values, batch.context_lens", "batch.padded_q, batch.values, batch.values, batch.context_lens"),
-    (CASES, check_attention, "a page in another's place", "cache[block_ids] = ", "cache[block_ids.flip(0)] = "),
-    (CASES, check_quantised, "codes read by other scales", "paged_attention_reference(*inputs, **options)", "paged_attention_reference(*inputs, **(options | {'k_scale': scales['v_scale']}))"),
+    (RIVALS, check_attention, "flex sees a key more", "(num_keys - num_queries) >= key", "(num_keys - num_queries) + 1 >= key"),
+    (RIVALS, check_attention, "sdpa's mask sees a key less", "tril(num_keys - num_queries)", "tril(num_keys - num_queries - 1)"),
+    (RIVALS, check_attention, "sdpa's prompts not causal", "1 < num_queries == num_keys", "False"),
+    (RIVALS, check_attention, "sdpa without the scale", '{"scale": scale,', '{"scale": 1.0,'),
+    (RIVALS, check_attention, "flex without the scale", "block_mask=mask, scale=scale", "block_mask=mask, scale=1.0"),
+    (RIVALS, check_attention, "flex reads V for K", "q, keys, values, block_mask", "q, values, values, block_mask"),
+    (RIVALS, check_attention, "heads before tokens", "out.transpose(1, 2).flatten(0, 1)", "out.flatten(0, 1).reshape(-1, *out.shape[1::2])"),
+    (CASES, check_attention, "the rivals' pages in another order", "used = tables[:, : seq_lens[0] // sizes.page]", "used = tables.flip(0)[:, : seq_lens[0] // sizes.page]"),
+    (CASES, check_attention, "another sequence's table", "paged_attention_reference(*paged, **options)", "paged_attention_reference(*paged[:3], tables.roll(1, 0), *paged[4:], **options)"),
+    (CASES, check_quantised, "codes read by other scales", "paged_attention_reference(*paged, **options)", "paged_attention_reference(*paged, **(options | {'k_scale': scales['v_scale']}))"),
     (CASES, check_quantised, "a reference that writes nothing", "writer(rope_kv_write_reference, is_timed=False)", "writer(lambda *args, **scales: args[0], is_timed=False)"),
     (CASES, check_rows, "V not written", "    v[blocks, :, offsets] = new_v", "    pass"),
     (CASES, check_rows, "K not rotated", "_index_put(rotated_k, new_v", "_index_put(new_k, new_v"),

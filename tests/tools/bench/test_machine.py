@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import asdict
 from importlib import metadata
 from types import SimpleNamespace
 
@@ -15,14 +14,13 @@ CPU = torch.device("cpu")
 
 
 def test_the_record_is_json_and_says_what_is_here():
-    record = machine.record_machine()
-    found = json.loads(json.dumps(asdict(record)))
+    found = json.loads(json.dumps(machine.describe_machine()))
     assert found["versions"]["torch"] == metadata.version("torch")
     assert 1 <= found["num_cores"] <= os.cpu_count()
     assert found["num_threads"] == torch.get_num_threads()
     assert found["free_memory_bytes"] > 0
     assert bool(found["gpus"]) == torch.cuda.is_available()
-    assert metadata.version("torch") in record.to_text()
+    assert metadata.version("torch") in machine.machine_text(found)
 
 
 def test_roofs_count_bytes_and_operations(monkeypatch):

@@ -10,17 +10,16 @@ import torch
 import twophase.attention.torch_backend as torch_backend
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
-from tests.tools.bench.quality_weights import with_rounded_weights
-from tests.tools.bench.test_quality_verdict import ALL_RIGHT, OBJECT
 from twophase.core.errors import ConfigError
 from twophase_kernels.quant import quantise_reference
-from twophase_tools.bench import quality, quality_cost, quality_probes, quality_tasks
+from twophase_tools.bench import quality, quality_tasks
 from twophase_tools.bench.perplexity import more_prose, prose
 from twophase_tools.bench.quality import Variant
-from twophase_tools.bench.quality_probes import Outcome, Slice
+from twophase_tools.bench.quality_probes import Outcome
 
 BOUNDS = quality.Bounds()
-SLICES = {"one-digit sums": Slice((Outcome(True),) * 4), "two-digit sums": Slice((Outcome(False),) * 4)}
+OBJECT = {"customer": "a", "item": "b", "quantity": 1, "city": "c"}
+ANSWERS = {"needles found": (Outcome(True),) * 4, "two-digit sums": (Outcome(False),) * 4}
 
 
 def three_bits(x, kv_format):
@@ -79,25 +78,25 @@ def before(open_smollm2):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quality_tasks, "HAY_TOKENS", (400,))
         patch.setattr(quality_tasks, "ORDERS", quality_tasks.ORDERS[:3])
-        patch.setattr(quality_cost, "DECODE_ROUNDS", 1)  # no time is judged
         llm = open_smollm2(Variant())
         token_ids = llm.tokenizer.encode(prose())[:320]
-        yield quality.Before(llm, token_ids, quality_tasks.answer(llm), quality_probes.probe(llm))
+        yield quality.Before(llm, token_ids, quality_tasks.answer(llm))
 
 
 @pytest.mark.full
 def test_the_gate_tells_eight_bits_from_three(open_smollm2, before, monkeypatch):
-    assert sum(before.answers.found) >= 6
-    assert sum(before.answers.guided_valid) + sum(before.answers.free_valid) == 6
+    right = {name: sum(each.passed for each in outcomes) for name, outcomes in before.answers.items()}
+    assert right["needles found"] >= 6
+    assert (right["guided JSON valid"], right["free JSON valid"], right["guided JSON fields"]) == (3, 3, 12)
+    few = replace(BOUNDS, answers_kept=0.85)  # of eight needles one may be lost
     whole_text = replace(before, token_ids=before.llm.tokenizer.encode(prose()))  # 320 tokens do not decide on fp8
     for kv_format, asked in (("fp8_e4m3", whole_text), ("int8", before)):
         after = open_smollm2(Variant(kv_format))
-        report = quality.judge(kv_format, asked, after, BOUNDS)
+        report = quality.judge(kv_format, asked, after, few)
         assert not failed(report), "\n".join(report.to_lines())
-    assert report.bytes_ratio == pytest.approx(64 * 4 / (64 + 4))
-    assert report.step_time_ratio > 0
+    assert "one-digit sums" in {verdict.name for verdict in report.verdicts if verdict.passed}
     monkeypatch.setattr(torch_backend, "quantise_reference", three_bits)
-    report = quality.judge("three bits", before, after, BOUNDS)
+    report = quality.judge("three bits", before, after, few)
     assert not report.passed
     everything = {"perplexity", "mean KL divergence", "same top token", "needles found", "free JSON valid"}
     assert failed(report) >= everything | {"guided JSON fields"}, "\n".join(report.to_lines())
@@ -109,21 +108,6 @@ def test_the_gate_sees_scales_in_the_wrong_place(open_smollm2, monkeypatch):
     monkeypatch.setattr(torch_backend, "quantise_reference", scrambled_scales)
     verdicts = list(quality.drift_verdicts(quality.measure_drift(before, after, token_ids), BOUNDS))
     assert [verdict.passed for verdict in verdicts] == [False, False, False]
-
-
-@pytest.mark.full
-def test_the_gate_tells_eight_bits_of_weights_from_two(open_smollm2, before):
-    """The same model passes; rounded to 8 bits it passes; to 2 bits every line that tells fails."""
-    report = quality.judge("the same", before, open_smollm2(Variant()), BOUNDS)
-    assert report.passed, "\n".join(report.to_lines())
-    telling = {verdict.name for verdict in report.verdicts if verdict.passed}
-    assert "one-digit sums" in telling
-    report = quality.judge("8 bits", before, with_rounded_weights(open_smollm2(Variant()), 8), BOUNDS)
-    assert report.passed, "\n".join(report.to_lines())
-    report = quality.judge("2 bits", before, with_rounded_weights(open_smollm2(Variant()), 2), quality.FOUR_BITS)
-    assert failed(report) >= telling - {"guided JSON valid"}, "\n".join(
-        report.to_lines()
-    )  # a mask makes objects of all
 
 
 # -- the command
@@ -143,9 +127,7 @@ def wide_folder(tmp_path_factory):
 @pytest.fixture
 def command(twophase, wide_folder, monkeypatch):
     """`bench quality` on a tiny model that gets every answer right, whatever it is made of."""
-    monkeypatch.setattr(quality, "answer", lambda llm: ALL_RIGHT)
-    monkeypatch.setattr(quality, "probe", lambda llm: SLICES)
-    monkeypatch.setattr(quality_cost, "DECODE_ROUNDS", 1)  # no time is judged
+    monkeypatch.setattr(quality, "answer", lambda llm: ANSWERS)
     words = ("bench", "quality", "--model", wide_folder, "--device", "cpu", "--tokens", 256)
     return lambda *options: twophase(*words, *options)
 
@@ -153,14 +135,11 @@ def command(twophase, wide_folder, monkeypatch):
 LENIENT = ("--max-perplexity-ratio", 10, "--max-kl", 10, "--min-top1-agreement", 0)
 
 
-def test_the_command_passes_and_prints_what_is_saved(command):
+def test_the_command_passes(command):
     exit_code, out, err = command(*LENIENT)
     assert exit_code == 0, err
     assert "K/V int8, in float32: the gate passes" in out
     assert "K/V fp8_e4m3, in float32: the gate passes" in out
-    assert "0.31x those of before per token" in out  # (16 + 4) / (16 * 4)
-    assert "the time of a decode step" in out
-    assert "of weights, in memory" not in out
     assert "\n  ----  two-digit sums      0 of 4, before 0; 0 of 0 clear ones lost" in out
 
 
@@ -182,8 +161,8 @@ def test_schemes_are_judged_each_by_itself_within_the_bounds_given(command):
         (("--quantization", "int5"), "int5"),
         (("--quantization", "int4_g128"), "groups of 128"),
         (("--quantization", ",", "--kv-cache-dtype", "int3"), "int3"),
-        (("--tokens", 255), "at least 256"),
-        (("--tokens", 600), "must have 256 to 511"),
+        (("--tokens", 255), "must have 256 to 511"),
+        (("--tokens", 600), "and has 600"),
         (("--text", "/no/such/file"), "--text must name a file that can be read"),
     ],
 )
@@ -212,9 +191,7 @@ def test_each_is_judged_in_its_own_dtype(wide_folder, command):
     assert opened == [variants[0], Variant(dtype="bfloat16"), variants[1], Variant(dtype="float32"), variants[2]]
     assert [each.dtype for each in report.formats] == ["bfloat16", "float32", "bfloat16"]
     assert [each.verdicts[1].value == 0 for each in report.formats] == [True, False, True]
-    assert [variant.name for variant in (*variants, Variant("int8", "a"), Variant())] == [
-        "a", "K/V int8", "b", "a, K/V int8", "K/V auto",
-    ]  # fmt: skip
+    assert [each.name for each in report.formats] == ["a", "K/V int8", "b"]
 
 
 def test_the_text_is_ours_cut_to_what_fits_or_the_users_own(wide_folder, command, monkeypatch):

@@ -8,7 +8,7 @@ from tests.engine.engines import check_idle, make_engine
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput
 from twophase_tools.bench import serve as serve_module
-from twophase_tools.bench.serve import Clock, ServedEngine
+from twophase_tools.bench.serve import ServedEngine
 from twophase_tools.load.slo import Slo
 from twophase_tools.load.workloads import TimedRequest
 
@@ -26,7 +26,7 @@ class FakeTime:
 
     @property
     def clock(self):
-        return Clock(lambda: self.now_s, self.sleep)
+        return {"now_s": lambda: self.now_s, "sleep": self.sleep}
 
 
 class FakeEngine:
@@ -98,7 +98,7 @@ def relative(run):
 def play(*requests, step_s=1.0, **options):
     time = FakeTime()
     engine = FakeEngine(time, step_s)
-    return serve_module.serve(engine, requests, 50, clock=time.clock, **options), engine, time
+    return serve_module.serve(engine, requests, 50, **time.clock, **options), engine, time
 
 
 def test_arrivals_do_not_wait_for_completions():
@@ -167,8 +167,8 @@ def test_an_engine_that_waits_for_company_is_not_spun():
     for arrivals_s, slept in (((0,), [0.4]), ((0, 0.25), [0.25])):  # a request that comes ends the wait
         time = FakeTime()
         engine = FakeEngine(time, step_s=0.0, idle_s=0.4)
-        requests = [request(str(arrival_s), arrival_s, 1) for arrival_s in arrivals_s]
-        serve_module.serve(engine, requests, 50, clock=time.clock)
+        requests = [request(str(arrival_s), arrival_s, 2) for arrival_s in arrivals_s]
+        serve_module.serve(engine, requests, 50, **time.clock)
         assert time.slept[:1] == pytest.approx(slept, abs=1e-6)
 
 
@@ -189,7 +189,7 @@ def test_the_real_engine_on_a_clock_of_its_own(tiny_model):
     engine = make_engine(tiny_model, clock=tick, num_blocks=12, max_trace_steps=None)
     assert isinstance(engine, ServedEngine)
     requests = [request(str(i), 0.05 * i, 3 + i % 4, 5 + 3 * i) for i in range(8)]
-    run = serve_module.serve(engine, requests, 100, clock=Clock(tick, time.sleep))
+    run = serve_module.serve(engine, requests, 100, now_s=tick, sleep=time.sleep)
     check_idle(engine)
     assert [record.finish_reason for record in run.records] == ["length"] * 8
     assert [record.num_output_tokens for record in run.records] == [3 + i % 4 for i in range(8)]

@@ -120,7 +120,7 @@ def test_the_committed_predictions_are_of_every_case_and_in_order(twophase, monk
     monkeypatch.setattr("twophase_tools.bench.time_model.predict.predict", lambda _: json.loads(PREDICTED.read_text()))
     exit_code, out, _ = twophase("bench", "predict", "--results", tmp_path)
     assert (exit_code, (tmp_path / PREDICTED.name).read_text()) == (0, PREDICTED.read_text())
-    assert out.count("\n") == 2 + len(found := json.loads(PREDICTED.read_text())["results"])
+    assert out.count("\n") == 3 + len(found := json.loads(PREDICTED.read_text())["results"])
     table = CaseTable(FULL, torch.bfloat16, torch.device("meta"))
     assert [(case["kernel"], case["label"]) for case in found] == [(case.kernel, case.label) for case in table]
     assert all(0 < case["lower_us"] <= case["predicted_us"] <= case["upper_us"] for case in found)

@@ -68,20 +68,19 @@ MUTANTS = {
         ("every request the same prompt", 'f"{seed} request {request.request_id}"', 'f"{seed} request"', workloads.test_token_ids_depend_on_seed_and_request_alone),
     ],
     (SERVE, serving): [
-        ("a closed loop", "coming[0][0].arrival_s <= now_s if", "coming[0][0].arrival_s <= now_s and not engine.has_unfinished_requests() if", serving.test_arrivals_do_not_wait_for_completions),
+        ("a closed loop", "coming[0][0].arrival_s <= elapsed_s if", "coming[0][0].arrival_s <= elapsed_s and not engine.has_unfinished_requests() if", serving.test_arrivals_do_not_wait_for_completions),
         ("latency from the handing over", "(request.arrival_s if concurrency is None else log.elapsed_s)", "log.elapsed_s", serving.test_arrivals_do_not_wait_for_completions),
         ("busy waiting", "float | int = MAX_SLEEP_S", "float | int = 0.001", serving.test_an_idle_engine_is_left_alone_until_the_next_arrival),
         ("it sleeps through an arrival", "min([may_sleep_s, *(time_s - log.elapsed_s for time_s in next_s if time_s is not None)])", "may_sleep_s", serving.test_an_idle_engine_is_left_alone_until_the_next_arrival),
-        ("the limit is forgotten while busy", "now_s >= duration_limit_s:", "now_s >= duration_limit_s and not engine.has_unfinished_requests():", serving.test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come),
+        ("the limit is forgotten while busy", "elapsed_s >= duration_limit_s:", "elapsed_s >= duration_limit_s and not engine.has_unfinished_requests():", serving.test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come),
         ("aborted ones are not reported", "        if aborted is not None:\n", "        if False:\n", serving.test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come),
     ],
     (HTTP, http): [
-        ("the clock is not waited for", "await asyncio.sleep(max(0.0, due_s - now_s()))", "pass", http.test_in_the_open_loop_requests_come_by_the_clock),
-        ("one after the other", "clients.create_task(_ask(ask, request, token_ids, due_s, log, now_s))", "await _ask(ask, request, token_ids, due_s, log, now_s)", http.test_in_the_open_loop_requests_come_by_the_clock),
-        ("one client is enough", "for _ in range(num_clients):", "for _ in range(1):", http.test_in_a_closed_loop_a_client_sends_when_its_last_request_has_ended),
-        ("a chunk is a token", "* (progress.num_tokens - len(times_s))", "", http.test_several_tokens_may_come_at_once),
-        ("a refusal is an abort", 'refusal, last = str(error), last._replace(finish_reason="error")', "refusal = str(error)", http.test_a_refusal_stops_nobody),
-        ("the limit is no cut", "was_cut=bool(unfinished)", "was_cut=False", http.test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come),
+        ("sent when it is convenient", "self._has_ended.wait(seconds)", "time.sleep(seconds)", http.test_in_a_closed_loop_a_client_sends_when_its_last_request_has_ended),
+        ("a chunk is a token", "* (progress.num_tokens - len(asked.times_s))", "", http.test_several_tokens_may_come_at_once),
+        ("a refusal is an abort", '"error" if self.error is not None else', "", http.test_a_refusal_stops_nobody),
+        ("an abort is an end", 'or "abort"', 'or "length"', http.test_the_duration_limit_aborts_what_is_unfinished),
+        ("late is when it was sent", "_Asked(request_id, prompt[\"prompt_token_ids\"], arrival_s,", "_Asked(request_id, prompt[\"prompt_token_ids\"], time.monotonic(),", http.test_requests_come_by_the_clock_and_their_times_are_noted),
     ],
 }  # fmt: skip
 CASES = [

@@ -1,9 +1,8 @@
-"""A contender's process: started with its own interpreter, asked for runs, ended when it does not answer."""
+"""A contender's process: started with its own interpreter, asked for runs, ended when it fails."""
 
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,12 +20,8 @@ CHILD = Path(__file__).with_name("child.py")
 NOT_FOR_PEERS = ("GOMP_SPINCOUNT", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
-class NotRunError(TwophaseError):
-    """A contender that cannot take part here; says why."""
-
-
-class PeerFailedError(TwophaseError):
-    """One that took part and died, failed or was silent for too long; says which, and what it said last."""
+class PeerError(TwophaseError):
+    """'not run: ...' of a contender that cannot take part here, 'failed: ...' of one that took part and broke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +47,12 @@ class PeerProcess:
         versions: Package -> version.
     """
 
-    def __init__(self, launch: Launch, limit_s: int | float) -> None:
-        """Start it and wait until the model is loaded, `limit_s` at most, as for each run.
+    def __init__(self, launch: Launch) -> None:
+        """Start it, and wait until the model is loaded.
 
         Raises:
-            NotRunError: There is no such interpreter, or the engine is not installed there.
-            PeerFailedError: It could not load the model.
+            PeerError: There is no such interpreter, the engine is not installed there, or could not load the model.
         """
-        self._limit_s = limit_s
         # Standard error: a pipe that nobody reads would fill up.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         unwanted = () if launch.python == sys.executable else NOT_FOR_PEERS
@@ -76,18 +69,16 @@ class PeerProcess:
             )
         except OSError as error:
             self._said.close()
-            raise NotRunError(f"{launch.python} cannot be started: {error.strerror}") from error
+            raise PeerError(f"not run: {launch.python} cannot be started: {error.strerror}") from error
         self.versions: dict[str, str] = self._answer("loading the model")["versions"]
 
     def run(self, prompts: tuple[tuple[int, ...], ...], output_lens: tuple[int, ...]) -> dict[str, Any]:
         """One run; the answer as `child` describes it.
 
         Raises:
-            PeerFailedError: It died, failed or took too long. It is closed then.
+            PeerError: It died or failed. It is closed then.
         """
         assert self._process.stdin is not None
-        if self._process.stdin.closed:
-            raise PeerFailedError("it has ended already")
         with contextlib.suppress(BrokenPipeError):  # it is dead, and its last words are still to be read
             print(json.dumps({"prompts": prompts, "output_lens": output_lens}), file=self._process.stdin, flush=True)
         return self._answer("a run")
@@ -105,20 +96,19 @@ class PeerProcess:
 
     def _answer(self, doing: str) -> dict[str, Any]:
         assert self._process.stdout is not None
-        # An answer is a line, and none comes unasked: nothing of it can wait in Python's own buffer.
-        if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
-            self.close()
-            raise PeerFailedError(f"no answer within {self._limit_s:g} s of {doing}")
-        line = self._process.stdout.readline()
         try:
+            line = self._process.stdout.readline()
             answer = json.loads(line) if line else {"error": self._last_words()}
         except json.JSONDecodeError:
             answer = {"error": f"it answered {line.strip()[:80]!r}"}
+        except BaseException:  # Ctrl-C: it is in a session of its own, and hears of it only so
+            self.close()
+            raise
         if "missing" in answer or "error" in answer:
             self.close()
             if "missing" in answer:
-                raise NotRunError(f"its interpreter cannot import it: {answer['missing']}")
-            raise PeerFailedError(f"{doing}: {answer['error']}")
+                raise PeerError(f"not run: its interpreter cannot import it: {answer['missing']}")
+            raise PeerError(f"failed: {doing}: {answer['error']}")
         return answer
 
     def _last_words(self) -> str:

@@ -24,7 +24,9 @@ class Engine:
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         dtype = getattr(torch, settings["dtype"])
-        model = transformers.AutoModelForCausalLM.from_pretrained(settings["model"], dtype=dtype, local_files_only=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            settings["folder"], dtype=dtype, local_files_only=True
+        )
         self._model = model.to(settings["device"]).eval()
         self._model.generation_config = transformers.GenerationConfig(
             do_sample=False, eos_token_id=None, pad_token_id=0

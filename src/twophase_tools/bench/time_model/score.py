@@ -5,7 +5,7 @@ from typing import Any
 
 from twophase.core.errors import ConfigError
 from twophase_tools.bench.kernel_variants import OURS
-from twophase_tools.bench.time_model.predict import row
+from twophase_tools.bench.report import table
 
 
 def score(measured: dict[str, Any], predictions: dict[str, Any]) -> dict[str, Any]:
@@ -49,15 +49,14 @@ def _score_case(case: dict[str, Any], elapsed_s: float | None) -> dict[str, Any]
 
 
 def score_text(scored: dict[str, Any]) -> str:
-    lines = [row("case", "predicted", "measured us", "ratio", "", "limited by")]
+    rows = []
     for case in scored["cases"]:
         found = ("not measured", "", "")
         if case["ratio"] is not None:
             found = (f"{case['measured_us']:,.1f}", f"{case['ratio']:.2f}", "" if case["is_within"] else "outside")
-        name, predicted = f"{case['kernel']} {case['label']}", f"{case['predicted_us']:,.1f}"
-        lines.append(row(name, predicted, *found, case["limited_by"]))
-    lines.append(
+        rows.append((f"{case['kernel']} {case['label']}", f"{case['predicted_us']:,.1f}", *found, case["limited_by"]))
+    return (
+        f"{table(('case', 'predicted us:', 'measured us:', 'ratio:', '', 'limited by'), rows)}\n"
         f"{scored['measured']} cases measured, {scored['not_measured']} not; within the bounds "
         f"{scored['share_within_bounds']:.0%}; measured / predicted, median: {scored['median_ratio']:.2f}"
     )
-    return "\n".join(lines)

@@ -4,13 +4,14 @@ import json
 import sys
 
 import pytest
+import torch
 
 from tests.tools.bench.peers import fakes
 from twophase.model.config import load_config
 from twophase_tools.bench.engine import Workload
-from twophase_tools.bench.peers import launches
+from twophase_tools.bench.peers import launches, with_twophase
 from twophase_tools.bench.peers.launches import VLLM, Setup, launch_of
-from twophase_tools.bench.peers.process import NotRunError, PeerProcess
+from twophase_tools.bench.peers.process import PeerError, PeerProcess
 
 PROMPTS = ((5, 17, 3, 88, 2, 9, 41), (1,), (60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70), (7, 7), (90, 3, 14))
 WORKLOAD = Workload("ragged", PROMPTS, (9, 1, 4, 6, 2))
@@ -42,7 +43,7 @@ def setup(tmp_path, python):
 
 
 def opened(who, setup):
-    return PeerProcess(launch_of(who, setup, WORKLOAD.lengths), 60.0)
+    return PeerProcess(launch_of(who, setup, WORKLOAD.lengths))
 
 
 def test_every_request_gets_its_own_tokens(seen, setup, tiny_folder):
@@ -68,19 +69,19 @@ def test_vllm_gets_the_weights_threads_and_memory_that_we_get(seen, setup, tiny_
     assert kv_bytes == 2 * fewer_bytes == (5 + 1) * 128 * token_bytes  # a block for each sequence, and its own
 
 
-def test_steps_have_as_many_tokens(tiny_folder, setup):
-    ours, vllms = (launch_of(who, setup(tiny_folder), WORKLOAD.lengths).settings for who in (launches.OURS, VLLM))
-    assert ours["options"]["max_num_batched_tokens"] == vllms["step_tokens"]
-
-
 def test_our_engine_has_room_for_all_and_nothing_is_found_again(tiny_folder, setup):
-    settings = launch_of(launches.OURS, setup(tiny_folder, "bfloat16", "int8"), WORKLOAD.lengths).settings
-    assert settings["options"]["num_kv_blocks"] == sum(-(-length // 16) for length in WORKLOAD.lengths)
-    assert (settings["num_threads"], settings["options"]["quantization"]) == (2, "int8")
+    settings = launch_of(launches.OURS, setup(tiny_folder), WORKLOAD.lengths).settings
+    engine = with_twophase.Engine(settings | {"num_threads": torch.get_num_threads()})
+    for _ in range(2):
+        engine.run([list(prompt) for prompt in PROMPTS], list(WORKLOAD.output_lens))
+    stats = engine._llm.engine.stats()
+    assert engine._llm.kv_cache.num_blocks == sum(-(-length // 16) for length in WORKLOAD.lengths)
+    assert (stats.cache.num_hit_tokens, stats.num_preemptions) == (0, 0)
+    assert engine._llm.scheduler.config.max_num_batched_tokens == settings["step_tokens"]
 
 
-def test_what_cannot_run_says_why(setup):
-    with pytest.raises(NotRunError, match="give --vllm-python"):
-        launch_of(VLLM, Setup("folder", "cpu", "float32", "torch", 1, None), [1])
-    with pytest.raises(NotRunError, match="on a CPU, not on cuda"):
-        launch_of(VLLM, setup("folder", device="cuda"), [1])
+def test_what_cannot_run_says_why(tiny_folder, setup):
+    with pytest.raises(PeerError, match="give --vllm-python"):
+        launch_of(VLLM, Setup(str(tiny_folder), "cpu", "float32", "torch", 1, None), [1])
+    with pytest.raises(PeerError, match="on a CPU, not on cuda"):
+        launch_of(VLLM, setup(tiny_folder, device="cuda"), [1])

@@ -1,4 +1,4 @@
-"""The protocol with a peer's process, on a toy: answers, noise, failure, death, silence, and that nothing outlives us."""
+"""The protocol with a peer's process, on a toy: answers, noise, failure, death, and that nothing outlives us."""
 
 import os
 import sys
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from twophase_tools.bench.peers.process import Launch, NotRunError, PeerFailedError, PeerProcess
+from twophase_tools.bench.peers.process import Launch, PeerError, PeerProcess
 
 PROMPTS, OUTPUT_LENS = ((1, 2), (3,)), (2, 3)
 HERE = str(Path(__file__).parent)
 
 
-def open_peer(python=sys.executable, limit_s=30.0, fails="", **settings):
-    return PeerProcess(Launch(python, "toy_peer", settings, {"PYTHONPATH": HERE, "TOY_FAILS": fails}), limit_s)
+def open_peer(python=sys.executable, fails="", **settings):
+    return PeerProcess(Launch(python, "toy_peer", settings, {"PYTHONPATH": HERE, "TOY_FAILS": fails}))
 
 
 def is_alive(pid):
@@ -52,42 +52,39 @@ def test_runs_and_what_is_known_of_them(start):
 
 
 def test_no_such_interpreter():
-    with pytest.raises(NotRunError, match="/no/python cannot be started: No such file"):
+    with pytest.raises(PeerError, match="/no/python cannot be started: No such file"):
         open_peer(python="/no/python")
 
 
 @pytest.mark.parametrize("error", ["ImportError", "RuntimeError"])
 def test_not_installed_there_or_not_well(error):
-    with pytest.raises(NotRunError, match=f"cannot import it: {error}: no toy"):
+    with pytest.raises(PeerError, match=f"cannot import it: {error}: no toy"):
         open_peer(fails=error)
 
 
 BEHAVIOUR = {
-    "raise": "{}: ValueError: does not fit",
-    "die": "{}: it ended with status 3, saying 'out of luck'",
-    "hang": "no answer within [0-9.]+ s of {}",
+    "raise": "failed: {}: ValueError: does not fit",
+    "die": "failed: {}: it ended with status 3, saying 'out of luck'",
 }
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOUR)
 def test_a_peer_that_fails_while_it_loads_or_in_a_run(start, behaviour):
-    with pytest.raises(PeerFailedError, match=BEHAVIOUR[behaviour].format("loading the model")):
-        open_peer(loading=behaviour, limit_s=0.5 if behaviour == "hang" else 30.0)
-    peer = start(running=behaviour, only_for=2, limit_s=2.0 if behaviour == "hang" else 30.0)
+    with pytest.raises(PeerError, match=BEHAVIOUR[behaviour].format("loading the model")):
+        open_peer(loading=behaviour)
+    peer = start(running=behaviour, only_for=2)
     pid = peer._process.pid
     assert peer.run(PROMPTS[:1], OUTPUT_LENS[:1])["token_ids"] == [[3, 3]]
-    with pytest.raises(PeerFailedError, match=BEHAVIOUR[behaviour].format("a run")):
+    with pytest.raises(PeerError, match=BEHAVIOUR[behaviour].format("a run")):
         peer.run(PROMPTS, OUTPUT_LENS)
     assert not is_alive(pid)
-    with pytest.raises(PeerFailedError):  # and stays so
-        peer.run(PROMPTS, OUTPUT_LENS)
 
 
 def test_an_interpreter_that_is_none(tmp_path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho what is this\n")
     python.chmod(0o755)
-    with pytest.raises(PeerFailedError, match="it answered 'what is this'"):
+    with pytest.raises(PeerError, match="it answered 'what is this'"):
         open_peer(python=str(python))
 
 
