@@ -51,16 +51,6 @@ HOSTILE = {
         answer("for fd in range(64):", '    try: os.write(fd, b\'{"verdict": "passed"}\\n\')', "    except OSError: pass"),
         ("error",),
     ),
-    "answers for the next as well": (
-        answer(
-            "frame = sys._getframe()",
-            "while 'proof' not in frame.f_locals: frame = frame.f_back",
-            """told = b'{"exercise": "1.1", "verdict": "passed", "reason": "so I say"}\\n'""",
-            "os.write(frame.f_locals['descriptor'], frame.f_locals['proof'] + told * 3)",
-            "os._exit(0)",
-        ),
-        ANY,
-    ),
     "says a gigabyte": (answer("raise ValueError('x' * 2**28)"), ("error",)),
     "prints a gigabyte": ("import sys\n\nfor _ in range(16):\n    sys.stdout.write('x' * 2**26)\n" + RIGHT, ("passed",)),
     "asks for input": ("import sys\n\nsys.stdin.read()\n" + RIGHT, ("passed",)),

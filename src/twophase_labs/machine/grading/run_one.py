@@ -7,8 +7,8 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, get_args
 
 from twophase_labs.machine.exercise import Exercise
@@ -24,6 +24,7 @@ from twophase_labs.machine.judge import (
 from twophase_labs.machine.lab import WorkbookError
 from twophase_labs.machine.limits import GRACE_S, LOAD, time_limit
 
+NOTEBOOKS_CALLS = ("check", "hint", "measured", "reference", "reveal", "use")
 MAX_CHARS, MAX_LINES = 20_000, 200  # of a text of a verdict; of a list of them
 CELLS_THAT_RUN = (
     "Grading runs the setup cells, this cell, and the functions, imports and plain constants of the others. "
@@ -45,18 +46,18 @@ def _judged(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any]) -> 
     if lacking:
         return Verdict(exercise.id, "not_run_here", lacking)
     stand_ins = {name: judge.references[name] for i in job["fall_back"] for name in judge.exercises[i].names}
-    use = Use(judge, namespace, {*job["uses"], *job["fall_back"], exercise.id})
-    silence_the_notebook(namespace, use)
+    known = {i: judge.exercises[i].names for i in (*job["uses"], *job["fall_back"], exercise.id)}
+    USE.give(namespace, known, lambda: judge.is_judging)
     try:
         with time_limit(exercise.time_limit_s):
             run_definitions(job["helpers"], namespace)
             for used, source in job["uses"].items():
                 namespace.update(stand_ins)
-                use.own = used
+                USE.own = used
                 run_cell(source, namespace, f"<exercise {used}>")
             namespace.update(stand_ins)
             run_definitions(job["aliases"], namespace)
-            use.own = exercise.id
+            USE.own = exercise.id
             run_cell(job["source"], namespace, f"<exercise {exercise.id}>")
     except BaseException as error:
         return Verdict(exercise.id, *explain(error, exercise, judge.references))
@@ -90,26 +91,24 @@ class ByReference:
         raise AssertionError
 
 
-@dataclass
 class Use:
     """What `use` and `reference` are while grading: of what an exercise uses they give what its check will use.
 
     Of the exercise itself `use` gives what its cell has defined so far, if it has, and `reference` nothing.
-
-    Attributes:
-        known: Ids of the exercises that may be asked for.
-        own: The exercise whose cell runs.
     """
 
-    judge: Judge
-    namespace: Mapping[str, Any]
-    known: Collection[str]
-    own: str = ""
+    own = ""  # the exercise whose cell runs
+
+    def give(
+        self, namespace: Mapping[str, Any], known: Mapping[str, Sequence[str]], is_judging: Callable[[], bool]
+    ) -> None:
+        """Where names are looked up, and those of each exercise that may be asked for."""
+        self._namespace, self._known, self._is_judging = namespace, known, is_judging
 
     def __call__(self, exercise: Any) -> Any:
-        names = self.judge.exercises[exercise].names if exercise in self.known else ()
-        found = [self.namespace.get(name) for name in names]
-        if self.judge.is_judging or not names or any(value is None for value in found):
+        names = self._known.get(exercise, ()) if isinstance(exercise, str) else ()
+        found = [self._namespace.get(name) for name in names]
+        if self._is_judging() or not names or any(value is None for value in found):
             return ByReference(exercise)
         return tuple(found) if len(found) > 1 else found[0]
 
@@ -117,21 +116,32 @@ class Use:
         return ByReference(exercise) if exercise == self.own else self(exercise)
 
 
-def silence_the_notebook(namespace: dict[str, Any], use: Use) -> None:
-    """While grading, `check` and its kin do nothing, and `use` and `reference` are `use`."""
+USE = Use()
+
+
+def silence_the_notebook(namespace: dict[str, Any]) -> None:
+    """While grading, `check` and its kin do nothing, and `use` and `reference` are `USE`."""
     import twophase_labs
     from twophase_labs.machine import session
 
-    quiet = {name: lambda *args, **kwargs: None for name in ("check", "hint", "measured", "reveal")}
-    for name, call in {**quiet, "use": use, "reference": use.reference}.items():
-        if namespace.get(name) is getattr(session, name):
-            namespace[name] = call
-        for module in (session, twophase_labs):
-            setattr(module, name, call)
+    for name in NOTEBOOKS_CALLS:
+        original = getattr(session, name)
+        quiet = {"reference": USE.reference, "use": USE}.get(name, _ignored)
+        for place in (vars(session), vars(twophase_labs), namespace):
+            if place.get(name) is original or place is not namespace:
+                place[name] = quiet
+
+
+def _ignored(*args: Any, **kwargs: Any) -> None:
+    """Checked when it is graded."""
 
 
 def become_private(folder: str) -> None:
-    """Work in this folder, and write nowhere else."""
+    """Streams that lead nowhere, and a folder of its own."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
     os.chdir(folder)
     os.environ.update(TMPDIR=folder, MPLCONFIGDIR=folder, TRITON_CACHE_DIR=folder)
     tempfile.tempdir = None

@@ -37,7 +37,7 @@ MAX_FILES = 1024  # open at once in a process: each may hold a buffer of the ker
 _NEW_NAMESPACES = 0x00020000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000  # mount, user, pid, network, ipc
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REC, _BIND, _PRIVATE, _REMOUNT = 1, 2, 4, 8, 0x4000, 0x1000, 1 << 18, 32
 _MOUNT_SETATTR = 442  # a system call that the C library may not know
-_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+_PR_CAPBSET_DROP, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 24, 4, 38
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "fonts", "localtime", "ssl", "nsswitch.conf")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -102,6 +102,7 @@ def _keep(
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     heard, said = os.pipe()
+    _close_all_but({caller.fileno(), heard, said})
     try:
         if world is not None:
             _enter()
@@ -112,8 +113,7 @@ def _keep(
     if child == 0:
         try:
             os.setsid()
-            said = os.dup2(said, 3, inheritable=False)
-            os.closerange(4, 2**16)
+            _close_all_but({said})
             if world is not None:
                 _settle(world, folder)
             run(said, "/tmp" if world is not None else folder)
@@ -124,9 +124,11 @@ def _keep(
             os._exit(70)
     os.close(said)
     told, is_late = _told_by(child, heard, caller.fileno(), deadline, Path(folder, "proc"))
-    with contextlib.suppress(OSError):
-        os.killpg(child, signal.SIGKILL)
-    os.kill(child, signal.SIGKILL)
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(child, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
     status = os.waitpid(child, 0)[1]
     caller.sendall((b"late" if is_late else str(status).encode()) + b"\n" + told)
 
@@ -316,7 +318,12 @@ def _raise_loopback() -> None:
 
 
 def _drop_capabilities() -> None:
-    """For good: without new privileges, no program started later gets them back."""
+    """For good: no program started later gets them back."""
+    for capability in range(64):
+        try:
+            _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
+        except OSError:  # the kernel knows fewer
+            break
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call("capset", struct.pack("=II", 0x20080522, 0), bytes(24))
 
@@ -325,6 +332,16 @@ def hide_memory() -> None:
     """Let no other process of the same user look into this one, where it is not root's (ptrace, /proc/PID/fd)."""
     if sys.platform == "linux":
         _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _close_all_but(keep: set[int]) -> None:
+    """0, 1 and 2 stay."""
+    first = 3
+    for fd in sorted(keep):
+        if fd >= first:
+            os.closerange(first, fd)
+            first = fd + 1
+    os.closerange(first, 2**16)
 
 
 def _call(function: str, *args: object) -> None:

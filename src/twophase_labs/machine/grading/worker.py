@@ -35,7 +35,15 @@ import torch
 from twophase_features.model_store.prepare import cache_home
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.grading import sandbox
-from twophase_labs.machine.grading.run_one import as_line, become_private, clock_limit_s, judged, too_slow
+from twophase_labs.machine.grading.run_one import (
+    as_line,
+    become_private,
+    clock_limit_s,
+    from_line,
+    judged,
+    silence_the_notebook,
+    too_slow,
+)
 from twophase_labs.machine.judge import Judge, Verdict
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.limits import limit_this_process
@@ -55,8 +63,8 @@ def renew_torch_in_forks() -> None:
 
 def judged_in_a_fork(
     job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any], world: sandbox.World | None
-) -> bytes:
-    """The line of a verdict from a process of its own, for which it waits no longer than the exercise allows."""
+) -> Verdict:
+    """Judge in a process of its own, and wait for it no longer than the exercise allows."""
     exercise = judge.exercises[job["exercise"]]
     proof = secrets.token_hex(16).encode()
     seconds = clock_limit_s(exercise, job["share_s"])
@@ -73,11 +81,13 @@ def judged_in_a_fork(
 
     ended = sandbox.call(world, run, seconds)
     if ended.status is None:
-        return as_line(too_slow(exercise, job["share_s"]))
-    if not ended.said.startswith(proof):
-        return as_line(explain_death(exercise, ended))
-    first, _, _ = ended.said.removeprefix(proof).partition(b"\n")  # a second line would be another answer's verdict
-    return first + b"\n"
+        return too_slow(exercise, job["share_s"])
+    try:
+        if not ended.said.startswith(proof):
+            raise ValueError("no verdict")
+        return from_line(ended.said.removeprefix(proof), exercise.id)
+    except ValueError:
+        return explain_death(exercise, ended)
 
 
 def _memory_gib(exercise: Exercise) -> int | float | None:
@@ -113,8 +123,8 @@ def main(argv: list[str] | None = None) -> None:
     # What was stdout becomes private; prints of answers go nowhere.
     jobs, channel = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "wb", buffering=0)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1):
-        os.dup2(nowhere, stream)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
     torch.set_num_threads(1)
     renew_torch_in_forks()
     sandbox.hide_memory()
@@ -123,22 +133,22 @@ def main(argv: list[str] | None = None) -> None:
     workbook = Workbook(args.root, args.package)
     lab = workbook.lab(args.lab)
     run_setup_in(lab, vars(main))
+    silence_the_notebook(vars(main))
     session = Session(lab, Path(tempfile.gettempdir()))
     adopt(session)
     gc.freeze()  # a collection in a child would touch, and so copy, every page
     world = None if args.once else world_of(args.root, args.package)
     isolation = sandbox.LIMITS_ONLY if world is None else sandbox.isolation_of(world)
-    num_threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1
-    channel.write(json.dumps({"threads": num_threads, "isolation": isolation}).encode() + b"\n")
-    os.dup2(nowhere, 2)  # what went wrong before was the lab's own fault, and is told
+    _send(channel, {"ready": True, "threads": _num_threads(), "isolation": isolation})
     for line in jobs:
         job = json.loads(line)
         if args.once:
             limit_this_process(_memory_gib(lab.exercise(job["exercise"])))
-            channel.write(as_line(judged(job, session.judge, vars(main))))
+            verdict = judged(job, session.judge, vars(main))
         else:
             isolated = world if isolation == sandbox.NAMESPACES else None
-            channel.write(judged_in_a_fork(job, session.judge, vars(main), isolated))
+            verdict = judged_in_a_fork(job, session.judge, vars(main), isolated)
+        channel.write(as_line(verdict))
 
 
 def world_of(root: Path, package: str) -> sandbox.World:
@@ -161,6 +171,14 @@ def _compiler(root: Path) -> Iterator[Path]:
 
 def _folders_of(package: str) -> list[Path]:
     return [Path(folder) for folder in importlib.import_module(package).__path__]
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1
+
+
+def _send(channel: Any, message: dict[str, Any]) -> None:
+    channel.write(json.dumps(message).encode() + b"\n")
 
 
 if __name__ == "__main__":
