@@ -165,7 +165,7 @@ def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) ->
 
 def _load(config: EngineConfig, target: _Target, executor: Executor) -> LlamaModel:
     """This process's part of the model."""
-    choice, folder = config.attention_backend, target.folder
+    choice = config.attention_backend
 
     def make(spec: AttentionSpec) -> AttentionBackend:
         spec = spec if target.windows is None else target.windows.narrowed(spec)
@@ -178,13 +178,14 @@ def _load(config: EngineConfig, target: _Target, executor: Executor) -> LlamaMod
 
     def load() -> ModelWeights:
         place = executor.device, executor.cut, executor.experts
-        weights = load_weights(folder, target.model, target.dtype, *place, target.scheme)
+        weights = load_weights(target.folder, target.model, target.dtype, *place, target.scheme)
         return feature("triton.linear").with_kernels(weights) if has_kernels else weights
 
-    form = target.dtype, target.scheme, executor.device, has_kernels, prefers_kernels(executor.device)
-    weights = one_copy(folder, form, load) if type(executor) is Executor else load()
-    max_model_len, sums = target.limits.max_model_len, (executor.sum_over_ranks, executor.dispatch_experts)
-    return LlamaModel(executor.part, weights, backend, max_model_len, *sums)
+    form = target.dtype, target.scheme, has_kernels, prefers_kernels(executor.device)
+    is_shared = type(executor) is Executor and target.device.type == "cpu"
+    weights = one_copy(target.folder, form, load) if is_shared else load()
+    sums = executor.sum_over_ranks, executor.dispatch_experts
+    return LlamaModel(executor.part, weights, backend, target.limits.max_model_len, *sums)
 
 
 def _speculation(config: EngineConfig, target: _Target, executor: Executor, tokenizer: Tokenizer | None) -> Any:

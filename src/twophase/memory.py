@@ -76,9 +76,6 @@ def _read_fields(path: Path) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in lines if len(words) >= 2 and words[1].isdigit()}
 
 
-# -- blocks that fit
-
-
 def num_blocks_that_fit(
     bytes_per_block: int, device: "torch.device", fraction: float | None = None, reserved_bytes: int = 0
 ) -> int:

@@ -12,6 +12,7 @@ import torch
 from twophase.core.request import SamplingParams
 from twophase.engine.runner import ModelRunner
 from twophase.engine.sampler import SampleRow, sample
+from twophase.memory import free_memory_bytes
 from twophase.model.llama import LlamaModel
 from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
@@ -30,7 +31,8 @@ PROMPT_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)  # each tile of attention; longer
 def graph_bytes(model: LlamaModel, limits: SchedulerConfig, block_size: int) -> tuple[int, int]:
     """Bytes that all graphs of an engine's steps may take, and bytes of the largest; (0, 0) if steps are not captured.
 
-    Graphs share the memory in which they compute. Each keeps its inputs, above all block tables, and its result.
+    Graphs share the memory in which they compute. Each keeps its inputs, above all block tables, and its result. Before
+    each capture the memory of the largest graph must be free, so memory to compute in is counted once more.
     """
     if model.backend.name != "triton" or why_eager(model):
         return 0, 0
@@ -47,12 +49,16 @@ def graph_bytes(model: LlamaModel, limits: SchedulerConfig, block_size: int) -> 
         inputs = (1 if groups is None else len(groups.sees_all)) * sum(tables)
         return computing + inputs + sum(tokens) * config.hidden_size * value_bytes + len(tokens) * of_each
 
-    return total(num_tokens, table_bytes), total([max(num_tokens)], [max(table_bytes)])
+    return total(num_tokens, table_bytes) + computing, total([max(num_tokens)], [max(table_bytes)])
 
 
 def reserved_bytes(models: Sequence[LlamaModel], limits: SchedulerConfig, block_size: int, has_graphs: bool) -> int:
-    """Bytes that an engine needs besides weights and K/V: for the largest step, and for the graphs of all `models`."""
+    """Bytes that an engine needs besides weights and K/V: for the largest step, and for the graphs of all `models` if
+    these take less than an eighth of the memory that is free. (Else those graphs are captured for which there is room.)
+    """
     for_graphs = sum(graph_bytes(model, limits, block_size)[0] for model in models) if has_graphs else 0
+    if for_graphs > free_memory_bytes(models[0].device) // 8:
+        for_graphs = 0
     return for_graphs + max(step_bytes(model.config, limits, model.weights.dtype) for model in models)
 
 

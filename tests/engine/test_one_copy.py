@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import weakref
 
 from twophase import LLM
@@ -27,3 +28,14 @@ def test_other_weights_are_not_shared(tiny_folder):
         assert opened(tiny_folder, **options).model.weights is not one.model.weights, options
     os.utime(tiny_folder / "model.safetensors", (0, 0))  # another file of the same name
     assert opened(tiny_folder).model.weights is not one.model.weights
+
+
+def test_another_model_behind_the_same_link_is_not_shared(tiny_folder, tmp_path):
+    copy, link = tmp_path / "copy", tmp_path / "current"
+    shutil.copytree(tiny_folder, copy)  # with its times
+    link.symlink_to(tiny_folder)
+    (copy / ".#config.json").symlink_to("nowhere")  # an editor's lock
+    one = opened(link)
+    link.unlink()
+    link.symlink_to(copy)
+    assert opened(link).model.weights is not one.model.weights

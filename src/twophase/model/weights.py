@@ -99,8 +99,9 @@ _loaded: WeakValueDictionary[Any, ModelWeights] = WeakValueDictionary()
 
 def one_copy(folder: Path, form: tuple[Any, ...], load: Callable[[], ModelWeights]) -> ModelWeights:
     """What `load` makes of a folder's files in one `form`. Engines of one process share it: no engine changes it."""
-    files = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in sorted(folder.iterdir()))
-    return _loaded.get((files, form)) or _loaded.setdefault((files, form), load())
+    stats = {file: file.stat() for file in folder.resolve().glob("*.[js]*") if file.is_file()}  # .json, .safetensors
+    key = form, frozenset((file, stat.st_ino, stat.st_ctime_ns, stat.st_size) for file, stat in stats.items())
+    return _loaded.get(key) or _loaded.setdefault(key, load())
 
 
 class WeightLoader:

@@ -33,13 +33,14 @@ def compare_step(
 ) -> None:
     got = float(answer.step_seconds(work, machine, batch))
     what = f"the step (s) of {batch} {what}"
-    if math.isclose(got, max(products_s, attention_s), rel_tol=1e-5):
+    larger_s, all_s = max(products_s, attention_s), products_s + attention_s
+    if math.isclose(got, larger_s, rel_tol=1e-5) and not math.isclose(got, all_s, rel_tol=1e-4):
         reject(
-            f"{what} is {got:.4g}, and expected {products_s + attention_s:.4g}",
+            f"{what} is {got:.4g}, and expected {all_s:.4g}",
             f"This is the larger of the products' {products_s:.4g} s and attention's {attention_s:.4g} s. One waits "
             "for the other: their times add up.",
         )
-    compare(got, products_s + attention_s, what=what, rtol=1e-4, atol=0.0)
+    compare(got, all_s, what=what, rtol=1e-4, atol=0.0)
 
 
 @COST.check("reads the weights once, K and V for each", batch=(1, 2, 7))
