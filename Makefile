@@ -72,7 +72,7 @@ test-full: model
 	$(NBVAL) $(call notebooks,labsolutions)
 
 # Make expands a recipe before it runs any of it: without a GPU this stops before anything is installed. The dry run
-# stops it (with 2) if no kernel can be compiled here, before each test says so; a rival that breaks (1) stops nothing.
+# stops it (with 2) if no kernel can be compiled here, before each test says so; what could not be compared (1) stops nothing.
 # Mutants are left out: on a GPU a planted bug that writes out of bounds takes down the tests that follow it in its process.
 # Times are taken at the end, with the GPU to itself.
 gpu:

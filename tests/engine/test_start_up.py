@@ -93,6 +93,7 @@ def model_of(folder, backend="triton", can_be_captured=True):
 
 def check_estimate(module, folder):
     """Batches of 4, 2 and 1 in contexts of 1,024, 4,096 and 5,000 tokens; pieces of 128 and 64 tokens."""
+    free = [64 * GIB]
     computing = 128 * (3 * 8 + 4 * 4 + 3 * 16) * 2 + 64 * 160 + 2**26
     tables = 4 * 7 * (64 + 256 + 313)
     results = (3 * 7 + 192) * 8 * 2
@@ -100,13 +101,16 @@ def check_estimate(module, folder):
     largest = computing + 4 * 4 * 313 + 128 * 8 * 2 + 3 * 2**19
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(step_graphs, "mode", lambda: "cuda")
-        assert module.graph_bytes(model_of(folder), LIMITS, 16) == (computing + tables + results + launches, largest)
+        monkeypatch.setattr(module, "free_memory_bytes", lambda device: free[0])
+        for_graphs = 2 * computing + tables + results + launches
+        assert module.graph_bytes(model_of(folder), LIMITS, 16) == (for_graphs, largest)
         assert module.graph_bytes(model_of(folder, backend="torch"), LIMITS, 16) == (0, 0)
         assert module.graph_bytes(model_of(folder, can_be_captured=False), LIMITS, 16) == (0, 0)
         step = 70 * (3 * 8 + 4 * 4 + 3 * 16) * 2 + 64 * 160
-        for_graphs = computing + tables + results + launches
         assert module.reserved_bytes([model_of(folder)], LIMITS, 16, has_graphs=False) == step
         assert module.reserved_bytes([model_of(folder)] * 2, LIMITS, 16, has_graphs=True) == step + 2 * for_graphs
+        free[0] = 15 * for_graphs  # more than an eighth of which the two models' graphs would take
+        assert module.reserved_bytes([model_of(folder)] * 2, LIMITS, 16, has_graphs=True) == step
 
 
 def test_the_estimate_by_hand(tiny_folder):
@@ -119,12 +123,13 @@ def check_pool(module, folder):
     sizes, target = {}, module._Target(folder, config, CPU, torch.bfloat16, None, None, LIMITS)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(step_graphs, "mode", lambda: "cuda")
-        monkeypatch.setattr(memory, "free_memory_bytes", lambda device: GIB)
+        for each in (memory, start_up):
+            monkeypatch.setattr(each, "free_memory_bytes", lambda device: 4 * GIB)
         for has_graphs in (True, False):
             options = EngineConfig(device="cpu", kv_memory_fraction=1.0, max_num_seqs=3)
-            blocks = module._num_blocks(options, target, [model_of(folder)], 2**21, has_graphs)
+            blocks = module._num_blocks(options, target, [model_of(folder)], 2**23, has_graphs)
             reserved = start_up.reserved_bytes([model_of(folder)], LIMITS, 16, has_graphs)
-            assert 0 <= GIB - reserved - blocks * 2**21 < 2**21
+            assert 0 <= 4 * GIB - reserved - blocks * 2**23 < 2**23
             sizes[has_graphs] = blocks
     assert sizes[True] < sizes[False]
 

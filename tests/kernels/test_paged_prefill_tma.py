@@ -1,5 +1,7 @@
 """The warp-specialised prefill for Hopper, emulated, in the compiler's order and in others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ from tests.kernels.cases import assert_attention, attention_oracle, make_case
 from tests.kernels.planting import KERNELS, noticed_emulated, noticing
 from tests.kernels.production import BF16, FP16, FP32, AotConfig, meta
 from twophase_kernels import paged_prefill_tma as kernels
+from twophase_tools.bench.kernel_cases import QUICK, CaseTable
+from twophase_tools.bench.kernel_variants import difference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -91,3 +95,18 @@ MUTANTS = {
 }  # fmt: skip
 
 test_mutants_are_killed = noticing(MUTANTS, KERNELS, noticed_emulated, "sm_90")
+
+
+def check_contender():
+    with emulated("sm_90"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CaseTable, "_has_tma", True)
+        table = CaseTable(replace(QUICK, page=64), BF16, torch.device("cpu"), may_compile=False)
+        case = table.attention(((70, 90), (6, 6)), "")
+        makes = case.make_variants()
+        got, want = (make() for name, make in makes.items() if name.startswith(("ours, by TMA", "SDPA math")))
+        assert difference(got.results(got.call()), want.results(want.call())) < case.tolerance
+
+
+@pytest.mark.full
+def test_the_contender_of_the_benchmark(compiling):
+    compiling.call(check_contender)

@@ -171,6 +171,17 @@ def test_int4_takes_a_quarter_of_bf16_and_is_there_twice_where_there_is_room():
     assert torch.equal(quick(x[:4]), lean(x[:4]))
 
 
+def test_a_layer_whose_inputs_are_in_another_order():
+    rounded = quantize(random_weight(), SCHEMES["int4"])
+    shuffled = replace(rounded, input_order=torch.randperm(INPUTS))
+    x = torch.randn(3, INPUTS)
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.3)):
+        for keeps_plain in (True, False):
+            layer = make_quantized_linear(shuffled, None, dtype, keeps_plain)
+            expected = x @ shuffled.dequantize().T
+            assert torch.allclose(layer(x.to(dtype)).float(), expected, atol=tolerance)
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_stored_layer_dequantises_in_the_call(name):
     """What other devices than a CPU get."""

@@ -20,7 +20,7 @@ from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_referenc
 from twophase_kernels.silu_mul import silu_mul
 from twophase_tools.bench.kernel_linears import Layer
 from twophase_tools.bench.kernel_rivals import attention_rivals
-from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant, Work
+from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant, Work, compiled
 
 # Of a row, relative. Two right answers differ by a few roundings of the dtype; leaving out the mask, a head or the last
 # page changes a row by more.
@@ -263,7 +263,7 @@ class CaseTable:
         return KernelCase(kernel, label, work, make_variants, self.tolerance)
 
     def _compiled(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        return torch.compile(function, fullgraph=True) if self.may_compile else function
+        return compiled(function) if self.may_compile else function
 
     # -- inputs -------------------------------------------------------------------------------------------------------
 

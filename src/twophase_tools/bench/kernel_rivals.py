@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from twophase_tools.bench.kernel_variants import MakeVariant, Variant
+from twophase_tools.bench.kernel_variants import MakeVariant, Variant, compiled
 
 SDPA_BACKENDS = {
     "SDPA flash": SDPBackend.FLASH_ATTENTION,
@@ -63,7 +63,7 @@ def flex(q: Tensor, keys: Tensor, values: Tensor, scale: float, may_compile: boo
     attend: Callable[[], Any] = lambda: flex_attention(  # noqa: E731
         q, keys, values, block_mask=mask, scale=scale, enable_gqa=True
     )
-    return Variant(torch.compile(attend, fullgraph=True, dynamic=False) if may_compile else attend, packed)
+    return Variant(compiled(attend, dynamic=False) if may_compile else attend, packed)
 
 
 def packed(out: Float[Tensor, "B H L D"]) -> tuple[Float[Tensor, "T H D"], ...]:

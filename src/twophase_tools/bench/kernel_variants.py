@@ -40,6 +40,19 @@ class Variant:
     is_timed: bool = True
 
 
+def compiled(function: Callable[[], Any], **options: Any) -> Callable[[], Any]:
+    """`torch.compile` that raises RuntimeError where torch would silently run the function itself, as it does when
+    compiling is switched off."""
+
+    def only_compiled() -> Any:
+        # True while torch traces this, so no trace of the question is left in the compiled code.
+        if not torch.compiler.is_compiling():
+            raise RuntimeError("fell back to eager: torch ran it uncompiled")
+        return function()
+
+    return torch.compile(only_compiled, fullgraph=True, **options)  # parts of it may not run uncompiled either
+
+
 # Makes a contender with buffers of its own, when its turn comes: all of them at once would not fit.
 MakeVariant = Callable[[], Variant]
 

@@ -2,7 +2,7 @@
 
 Each variant is judged against the same model with neither, in the same dtype. A gate: each line has a bound. The lines
 come from a text (`quality_drift`) and from questions (`quality_tasks`); the bounds, and why they are where they are,
-stand in `quality_verdict`. What fewer bits gain in speed and memory is for `bench engine --weights`.
+stand in `quality_verdict`. What weights of fewer bits gain in speed is for `bench engine --weights`.
 
 The default model's weights come from a file of 4 bits in groups of 32: rounded again on that grid nothing moves, and
 the gate sees no cost where the cost was paid earlier.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import yaml
 
@@ -27,7 +27,7 @@ MOST = 10**9  # of anything counted: far beyond any use, and small enough for ex
 
 COUNT = whole_number(1, MOST)
 NUM_GPUS = whole_number(1, 4096)
-BLOCK_SIZE = Rule(RULES["block_size"].words, RULES["block_size"].read, lambda n: n <= MOST)
+BLOCK_SIZE = Rule(f"{RULES['block_size'].words} and at most 1e9", RULES["block_size"].read, lambda n: n <= MOST)
 SPEED = number("a number in [1, 1e21]", lambda x: 1 <= x <= 1e21)
 SHARE = number("a number in [1e-12, 1]", lambda x: 1e-12 <= x <= 1)
 RATE = number("a number in [1e-12, 1e9]", lambda x: 1e-12 <= x <= 1e9)
@@ -56,7 +56,9 @@ class OwnHardware:
     memory: int = option(MISSING, SIZE)
     flops_per_s: float | int = option(MISSING, SPEED)
     bytes_per_s: float | int = option(MISSING, SPEED)
-    link_bytes_per_s: float | int = option(0.0, number("a number in [0, 1e21]", lambda x: 0 <= x <= 1e21))
+    link_bytes_per_s: float | int = option(
+        0.0, number("0 or a number in [1, 1e21]", lambda x: x == 0 or 1 <= x <= 1e21)
+    )
 
 
 def _record(kind: type, values: Any, where: str) -> Any:
@@ -167,11 +169,17 @@ class PlanConfig:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 2e9 is a number, as it is in JSON."""
+    """YAML whose numbers are JSON's: 2e9 is one, while 010 and 1:30, in YAML 1.1 the numbers 8 and 90, are texts."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, form) for tag, form in forms if tag.rpartition(":")[2] not in ("int", "float")]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"), list("-+.0123456789")
 )
 
 
@@ -199,7 +207,10 @@ def parse_config(source: str, folder: Path = Path()) -> PlanConfig:
 def config_of(values: Any, folder: Path = Path()) -> PlanConfig:
     """As `parse_config`, from a mapping."""
     if isinstance(values, Mapping) and isinstance(name := values.get("model"), str) and name not in MODELS:
-        values = {**values, "model": str(folder / Path(name).expanduser())}
+        try:
+            values = {**values, "model": str(folder / Path(name).expanduser())}
+        except RuntimeError as error:  # nobody has that home
+            raise ConfigError(f"model {name!r} cannot be read: {error}") from error
     config: PlanConfig = _record(PlanConfig, values, "")
     return config
 

@@ -10,6 +10,7 @@ import torch
 import twophase.attention.torch_backend as torch_backend
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
+from tests.tools.bench.quality_weights import with_rounded_weights
 from twophase.core.errors import ConfigError
 from twophase_kernels.quant import quantise_reference
 from twophase_tools.bench import quality, quality_tasks
@@ -108,6 +109,12 @@ def test_the_gate_sees_scales_in_the_wrong_place(open_smollm2, monkeypatch):
     monkeypatch.setattr(torch_backend, "quantise_reference", scrambled_scales)
     verdicts = list(quality.drift_verdicts(quality.measure_drift(before, after, token_ids), BOUNDS))
     assert [verdict.passed for verdict in verdicts] == [False, False, False]
+
+
+@pytest.mark.full
+def test_the_gate_stops_weights_of_two_bits(open_smollm2, before):
+    report = quality.judge("2 bits", before, with_rounded_weights(open_smollm2(Variant()), 2), quality.FOUR_BITS)
+    assert failed(report) >= {"perplexity", "mean KL divergence", "same top token"}, "\n".join(report.to_lines())
 
 
 # -- the command

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 from twophase.core.errors import TwophaseError
 
+ANSWER_S = 900  # for a model to load, or for a run: what takes longer hangs
 LAST_WORDS_S = 10  # between the end of its answers and its own
 CHILD = Path(__file__).with_name("child.py")
 # Ours, set when twophase was imported; others have their own idea of how long a thread should spin.
@@ -97,6 +99,9 @@ class PeerProcess:
     def _answer(self, doing: str) -> dict[str, Any]:
         assert self._process.stdout is not None
         try:
+            if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
+                self.close()
+                raise PeerError(f"failed: no answer within {ANSWER_S:g} s of {doing}")
             line = self._process.stdout.readline()
             answer = json.loads(line) if line else {"error": self._last_words()}
         except json.JSONDecodeError:
