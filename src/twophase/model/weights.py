@@ -98,7 +98,7 @@ _loaded: WeakValueDictionary[Any, ModelWeights] = WeakValueDictionary()
 
 
 def one_copy(folder: Path, form: tuple[Any, ...], load: Callable[[], ModelWeights]) -> ModelWeights:
-    """The weights that `load` makes of a folder's files in one `form`; engines of a process share them, and change none."""
+    """The weights that `load` makes of a folder in one `form`. Engines of a process share them, and change none."""
     stats = {file: file.stat() for file in folder.resolve().glob("*.[js]*") if file.is_file()}  # .json, .safetensors
     key = form, frozenset((file, stat.st_ino, stat.st_ctime_ns, stat.st_size) for file, stat in stats.items())
     return _loaded.get(key) or _loaded.setdefault(key, load())
